@@ -1,0 +1,52 @@
+"""Every error autopar raises on purpose; the message carries the value, what is allowed and the remedy."""
+
+from __future__ import annotations
+
+
+class AutoparError(Exception):
+    """Base of all deliberate errors; `exit_code` is what the command line returns for it."""
+
+    exit_code = 1
+
+
+class ConfigError(AutoparError):
+    """Something the user wrote (argument, file, constraint) is not allowed.
+
+    `mistakes` lists every mistake found, so that a file is mended in one go.
+    """
+
+    exit_code = 2
+
+    def __init__(self, *mistakes: str) -> None:
+        super().__init__("\n".join(mistakes))
+        self.mistakes: tuple[str, ...] = mistakes
+
+
+class PlanError(AutoparError):
+    """A plan file is unreadable, or does not fit the model, shapes or devices it is used with."""
+
+    exit_code = 2
+
+
+class ProfileError(AutoparError):
+    """A profile is unreadable, or was taken in another environment."""
+
+    exit_code = 2
+
+
+class InfeasibleError(AutoparError):
+    """No plan satisfies the limits; the message names the binding limit and the smallest change that helps."""
+
+    exit_code = 3
+
+
+class TraceError(AutoparError):
+    """The model can't be traced; the message names the module, the line and why."""
+
+    exit_code = 4
+
+
+class EmitError(AutoparError):
+    """A plan can't be turned into a running module, or a running module was used wrongly."""
+
+    exit_code = 1

@@ -1,0 +1,318 @@
+"""The vocabulary of a traced model: values, operators, layers, layer classes and layouts. Frozen and torch-free.
+
+A model becomes an `OpGraph`: a chain of layers over *cuts*. Equal layers share one `LayerClass`, so nothing grows
+with depth. Everything the emitter needs to run an operator is in its `Op`; no torch object is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeAlias
+
+DTYPE_BYTES = {
+    "float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2,
+    "int8": 1, "uint8": 1, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "complex128": 16,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Extent:
+    """Length of a tensor dim as a linear function of the batch: `per_sample * batch + fixed`."""
+
+    per_sample: int
+    fixed: int = 0
+
+    def at(self, batch: int) -> int:
+        """The length at a global (micro)batch of `batch` samples."""
+        return self.per_sample * batch + self.fixed
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether the dim grows with the batch (it is then the batch dim, possibly merged with inner dims)."""
+        return self.per_sample != 0
+
+    def __str__(self) -> str:
+        if not self.per_sample:
+            return str(self.fixed)
+        scaled = "B" if self.per_sample == 1 else f"{self.per_sample}B"
+        return scaled if not self.fixed else f"{scaled}+{self.fixed}"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Shape and dtype of a value; `requires_grad` says whether a gradient flows to it in training."""
+
+    shape: tuple[Extent, ...]
+    dtype: str
+    requires_grad: bool = False
+
+    def shape_at(self, batch: int) -> tuple[int, ...]:
+        """The concrete shape at `batch` samples."""
+        return tuple(e.at(batch) for e in self.shape)
+
+    @property
+    def batch_dim(self) -> int | None:
+        """Index of the first dim that grows with the batch, or None."""
+        return next((i for i, e in enumerate(self.shape) if e.is_batch), None)
+
+    def bytes_at(self, batch: int) -> int:
+        """Size of the whole (unsharded) tensor at `batch` samples."""
+        n = DTYPE_BYTES[self.dtype]
+        for e in self.shape:
+            n *= e.at(batch)
+        return n
+
+
+# --- operator arguments: plain Python scalars and lists, plus these three markers -------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """An argument that is the value called `name` of the same layer class."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dtype:
+    """A torch dtype by name, for example `float32`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceArg:
+    """'The device the layer runs on': replaced when the layer is emitted."""
+
+
+Argument: TypeAlias = "Ref | Dtype | DeviceArg | Extent | int | float | bool | str | None | tuple[Argument, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What autograd keeps of one op for its backward.
+
+    `values` are names of operands or results of the op; `extra` are tensors born inside it (log-softmax, statistics).
+    """
+
+    values: tuple[str, ...] = ()
+    extra: tuple[TensorSpec, ...] = ()
+
+
+@dataclass(frozen=True)
+class Op:
+    """One ATen call: `results = target(*args, **kwargs)`.
+
+    `target` is the overload's qualified name (`aten.linear.default`). `results` names one value per output tensor;
+    an op returning a list (`split`) has several and there are no getitem ops. `alias_of[i]` is the name of the operand
+    whose storage result `i` shares, else None. `module` is the path of the module the op came from, in the model.
+    """
+
+    name: str
+    target: str
+    args: tuple[Argument, ...]
+    kwargs: tuple[tuple[str, Argument], ...]
+    results: tuple[str, ...]
+    alias_of: tuple[str | None, ...]
+    saved: Saved = Saved()
+    module: str = field(default="", compare=False)
+
+    @cached_property
+    def operands(self) -> tuple[str, ...]:
+        """Names of the tensor arguments in order of appearance (args, then kwargs), repeats kept."""
+        return tuple(_refs((*self.args, *(v for _, v in self.kwargs))))
+
+
+def _refs(argument: object) -> list[str]:
+    if isinstance(argument, Ref):
+        return [argument.name]
+    if isinstance(argument, tuple):
+        return [name for a in argument for name in _refs(a)]
+    return []
+
+
+# --- layers -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LayerClass:
+    """The computation of one or more equal layers, over local names.
+
+    `inputs`, `params`, `buffers` and every op result are keys of `values`. `outputs` are names the rest of the model
+    reads (an output may be an input passed on). Ops are in execution order.
+    """
+
+    inputs: tuple[str, ...]
+    params: tuple[str, ...]
+    buffers: tuple[str, ...]
+    ops: tuple[Op, ...]
+    outputs: tuple[str, ...]
+    values: dict[str, TensorSpec] = field(hash=False)
+
+    @cached_property
+    def producer(self) -> dict[str, Op]:
+        """Op that makes each result."""
+        return {r: op for op in self.ops for r in op.results}
+
+    @cached_property
+    def consumers(self) -> dict[str, tuple[Op, ...]]:
+        """Ops that read each value, each op once, in execution order."""
+        found: dict[str, list[Op]] = {name: [] for name in self.values}
+        for op in self.ops:
+            for name in dict.fromkeys(op.operands):
+                found[name].append(op)
+        return {name: tuple(ops) for name, ops in found.items()}
+
+    @cached_property
+    def digest(self) -> str:
+        """Structural hash: equal for equal computations, module paths left out."""
+        ops = [(o.target, repr(o.args), repr(o.kwargs), o.results, repr(o.saved)) for o in self.ops]
+        text = json.dumps([self.inputs, self.params, self.buffers, self.outputs, ops, sorted(map(repr, self.values.items()))])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One place in the model where a class is applied.
+
+    `inputs`, `outputs` are names of model-wide values, `params`, `buffers` the model's own dotted names: each in the
+    order of the class's tuple of the same name.
+    """
+
+    name: str
+    class_index: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    params: tuple[str, ...]
+    buffers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The values that cross from one layer to the next.
+
+    `main` is the one whose layout the search chooses (the largest activation; before the first layer the largest
+    input); every other value in `values` follows it (see `follow_layout`).
+    """
+
+    main: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class OpGraph:
+    """A traced model: `layers` in execution order, `cuts[i]` in front of layer `i` and `cuts[-1]` behind the last.
+
+    `values` holds the model-wide values (inputs and layer outputs), `params` and `buffers` the model's own under their
+    canonical dotted names; `aliases` maps every further name of a tied parameter or buffer to its canonical one.
+    `inputs` are the tensor inputs by flattened keyword path. `loss` is the scalar value to minimise, or None.
+    `outputs` are the values behind the last cut that the model returns. `separable` says whether the batch may be
+    split in time (microbatches), `why_not_separable` names what couples samples.
+    """
+
+    classes: tuple[LayerClass, ...]
+    layers: tuple[Layer, ...]
+    cuts: tuple[Cut, ...]
+    inputs: tuple[str, ...]
+    values: dict[str, TensorSpec] = field(hash=False)
+    params: dict[str, TensorSpec] = field(hash=False)
+    buffers: dict[str, TensorSpec] = field(hash=False)
+    aliases: dict[str, str] = field(hash=False)
+    loss: str | None = None
+    outputs: tuple[str, ...] = ()
+    token_dim: Extent | None = None
+    separable: bool = True
+    why_not_separable: str = ""
+    assumptions: tuple[str, ...] = ()
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of the whole model's structure and shapes: what `optimize` compares a plan with."""
+        text = json.dumps([
+            [c.digest for c in self.classes],
+            [(x.name, x.class_index, x.inputs, x.outputs, x.params, x.buffers) for x in self.layers],
+            sorted(map(repr, self.params.items())), sorted(self.aliases.items()), self.loss or "",
+        ])  # fmt: skip
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+# --- layouts ----------------------------------------------------------------------------------------------------
+
+Layout: TypeAlias = tuple[int, ...]
+"""How a value lies over the mesh: one placement per mesh axis. A placement >= 0 is the tensor dim the axis splits
+(several axes on one dim split it in axis order, first axis outermost); the others are below."""
+
+REPLICATE = -1
+"""Every rank of the axis holds the value; its gradient is whole on every rank, too."""
+PARTIAL = -2
+"""The value is the sum over the axis' ranks of what they hold; its gradient is whole on every rank."""
+BROADCAST = -3
+"""Every rank of the axis holds the value and uses it for its own share of the work: the gradient is the sum over the
+axis' ranks of what they hold. This is how data-parallel parameters, and inputs of column-parallel layers, lie."""
+
+
+def layout_text(layout: Layout) -> str:
+    """Short text of a layout: `S0` split on dim 0, `R`, `P`, `B`, one per axis; inverse of `parse_layout`."""
+    return " ".join("RPB"[-p - 1] if p < 0 else f"S{p}" for p in layout)
+
+
+def parse_layout(text: str) -> Layout:
+    """Inverse of `layout_text`; raises ValueError on anything else."""
+    return tuple(-1 - "RPB".index(t) if not t.startswith("S") else int(t[1:]) for t in text.split())
+
+
+def local_shape(shape: tuple[int, ...], layout: Layout, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of rank 0's shard of `shape` under `layout` over axes of `sizes` (larger shards come first)."""
+    local = list(shape)
+    for placement, size in zip(layout, sizes, strict=True):
+        if placement >= 0:
+            local[placement] = -(-local[placement] // size)
+    return tuple(local)
+
+
+def follow_layout(main: TensorSpec, layout: Layout, other: TensorSpec) -> Layout:
+    """Layout of a value that crosses a cut beside the main one.
+
+    Where the main value is split on its batch dim, so is the other (if it has one); elsewhere it is replicated.
+    """
+    batch = main.batch_dim
+    mine = other.batch_dim
+    return tuple(mine if p >= 0 and p == batch and mine is not None else REPLICATE for p in layout)
+
+
+# --- what the profiler times and the cost model prices ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor argument of an `OpKey`: its local shape, dtype and whether a gradient is wanted for it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    requires_grad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OpKey:
+    """One local operator call, complete enough to be rebuilt and timed anywhere: tensors are `Operand`s."""
+
+    target: str
+    args: tuple[object, ...]
+    kwargs: tuple[tuple[str, object], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveKey:
+    """One collective over a group: `kind` is all_reduce, all_gather, reduce_scatter, all_to_all or broadcast.
+
+    `bytes` is the size of the full buffer (the gathered or reduced whole, or the whole exchanged by one rank).
+    `ranks` counts the group, `stride` is the distance between neighbouring ranks of the group in the cluster.
+    """
+
+    kind: str
+    bytes: int
+    ranks: int
+    stride: int = 1
