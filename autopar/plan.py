@@ -1,12 +1,18 @@
 """The frozen record of a plan: what was asked, what was chosen, what is predicted. Torch-free, versioned JSON.
 
-`autopar.Plan` (in `api.py`) wraps this record with explain, report, timeline and emit_source.
+`autopar.Plan` (in `api.py`) adds explain, report, timeline and emit_source to `PlanRecord`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
+from autopar.errors import PlanError
 from autopar.graph import Layout
 
 PLAN_FORMAT = 1
@@ -46,3 +52,151 @@ class LayerStrategy:
     def data_axes(self, batch_dim: int | None) -> tuple[int, ...]:
         """Axes over which ZeRO shards: those that split the batch dim of the main value at the layer's entry."""
         return tuple(i for i, p in enumerate(self.entry) if p >= 0 and p == batch_dim)
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """One pipeline stage: layers `first_layer` to `first_layer + len(assignment) - 1` on the global ranks `devices`.
+
+    `assignment[i]` is the index in `strategies` of the stage's i-th layer. `devices` is in mesh order (row-major).
+    """
+
+    first_layer: int
+    devices: tuple[int, ...]
+    mesh: tuple[MeshAxis, ...]
+    strategies: tuple[LayerStrategy, ...]
+    assignment: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DtypePolicy:
+    """Names of torch dtypes: of compute, of the stored parameters, of reduced gradients and of optimizer states."""
+
+    compute: str
+    parameters: str
+    gradients: str
+    states: str
+
+
+POLICIES = {
+    "bf16": DtypePolicy("bfloat16", "float32", "float32", "float32"),
+    "fp16": DtypePolicy("float16", "float32", "float32", "float32"),
+    "fp32": DtypePolicy("float32", "float32", "float32", "float32"),
+    "fp64": DtypePolicy("float64", "float64", "float64", "float64"),
+}
+"""Dtype policies that can be run, by the name users give."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for. `cluster` is the cluster's name, `device` its device's; limits in bytes; None = not given."""
+
+    model: str
+    cluster: str
+    device: str
+    devices: int
+    global_batch: int
+    dtype: str
+    policy: DtypePolicy
+    optimizer: str
+    objective: str = "step_time"
+    memory_limit_bytes: int | None = None
+    seq_len: int | None = None
+    constraints: tuple[str, ...] = ()
+    config: str | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Hashes a plan is checked against before it is used: of the graph (structure and shapes) and of the profile."""
+
+    graph: str
+    profile: str
+    device: str
+
+
+@dataclass(frozen=True)
+class PlanRecord:
+    """A plan, or (with `lower_bound_s` null) an estimate. Field names and units are those of the public contract."""
+
+    request: Request
+    fingerprint: Fingerprint
+    stages: tuple[StagePlan, ...]
+    num_microbatches: int
+    microbatch_size: int
+    global_microbatch: int
+    pp_degree: int
+    schedule: str
+    step_time_s: float
+    tokens_per_s: float | None
+    tokens_per_s_per_device: float | None
+    tflops_per_device: float
+    mfu: float | None
+    peak_memory_bytes: int
+    peak_tensor_bytes: int
+    memory_by_category: dict[str, int]
+    feasible: bool
+    runnable: bool
+    exact: bool
+    masks: bool
+    exposed_comm_s: float
+    bubble_s: float
+    lower_bound_s: float | None
+    gap: float | None
+    cost_sources: dict[str, float]
+    assumptions: tuple[str, ...]
+    trace_s: float
+    search_s: float
+    num_params: int
+    energy_j: float | None
+    input_s: float | None
+    placement: tuple[int, ...]
+    layer_names: tuple[str, ...]
+    time_by_kind_s: dict[str, float]
+    alternatives: tuple[PlanRecord, ...] = ()
+    autopar_version: str = ""
+    plan_format: int = PLAN_FORMAT
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as plain JSON data."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: object, origin: str = "plan") -> PlanRecord:
+        """Check and build a plan from JSON data; raises PlanError naming `origin` and every field that is wrong."""
+        from pydantic import TypeAdapter, ValidationError
+
+        found = data.get("plan_format") if isinstance(data, dict) else None
+        if not isinstance(found, int) or found > PLAN_FORMAT:
+            raise PlanError(f"{origin}: plan_format is {found!r}; this autopar reads 1 to {PLAN_FORMAT}. Make the plan anew.")
+        try:
+            return TypeAdapter(cls).validate_python(data)
+        except ValidationError as error:
+            where = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:8])
+            raise PlanError(f"{origin}: not a complete plan: {where}. Make the plan anew.") from None
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan to `path` atomically."""
+        write_atomically(Path(path), json.dumps(self.to_json(), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> PlanRecord:
+        """Read a plan; raises PlanError naming the file when it is absent, unreadable or not a plan."""
+        try:
+            data = json.loads(Path(path).read_text())
+        except (OSError, ValueError) as error:
+            raise PlanError(f"{path}: can't be read as a plan ({error}). Give a file written by `autopar plan -o`.") from None
+        return cls.from_json(data, str(path))
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` to `path` so that a reader sees the old file or the whole new one."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w") as out:
+            out.write(text)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
