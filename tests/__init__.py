@@ -1,0 +1,1 @@
+"""Tests of autopar; the folders mirror the package."""

@@ -1,0 +1,20 @@
+"""Fixtures of all tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: ranks and tests share few cores
+
+import pytest
+
+from tests.pool import Pool
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Pool]:
+    """The rank processes of this test run."""
+    pool = Pool()
+    yield pool
+    pool.close()
