@@ -1,0 +1,85 @@
+"""Seconds of collectives: rings and trees on one link, and their composition over nodes. Closed forms.
+
+A link has `w` bytes per second and device one way, and `a` seconds a message. With n ranks, a full buffer of B bytes:
+
+    all-gather, reduce-scatter (ring)    (n-1) a + (n-1)/n B/w
+    all-reduce     the better of         2 (n-1) a + 2 (n-1)/n B/w   (ring)
+                   and                   2 ceil(log2 n) a + 2 B/w    (tree)
+    broadcast (tree, pipelined)          ceil(log2 n) a + B/w
+    all-to-all (B exchanged by a rank)   ceil(log2 n) a + (n-1)/n B/w
+
+(R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH", 2005.) A group
+that spans nodes works in two levels: inside the node on the whole, between the nodes each rank on its share. As `w` is
+the rate of one device and every device is in one group of the shape at a time, groups running at once don't slow
+each other further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import ceil, log2
+
+import numpy as np
+
+from autopar.cluster import Cluster, Link
+from autopar.cost.pricer import CollectiveTimes
+from autopar.errors import ConfigError
+from autopar.graph import CollectiveKey
+
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+
+
+def collective_times(keys: Sequence[CollectiveKey], cluster: Cluster) -> CollectiveTimes:
+    """Seconds of each collective on `cluster`, in closed form."""
+    shape = (cluster.devices_per_node, cluster.intra, cluster.inter)
+    seconds = np.array([collective_seconds(key, *shape) for key in keys], dtype=np.float64)
+    return CollectiveTimes(seconds, ["roofline"] * len(keys))
+
+
+@lru_cache(maxsize=1 << 20)
+def collective_seconds(key: CollectiveKey, devices_per_node: int, intra: Link, inter: Link) -> float:
+    """Seconds of one collective; 0 for a group of one. Raises ConfigError for an unknown kind."""
+    if key.kind not in KINDS:
+        raise ConfigError(f"collective {key.kind!r} is not known; allowed: {', '.join(KINDS)}")
+    if key.ranks <= 1 or key.bytes == 0:
+        return 0.0
+    local, nodes = ranks_by_level(key.ranks, key.stride, devices_per_node)
+    if nodes == 1:
+        return one_link_seconds(key.kind, key.bytes, local, intra)
+    if local == 1:
+        return one_link_seconds(key.kind, key.bytes, nodes, inter)
+    return _two_levels(key.kind, key.bytes, local, nodes, intra, inter)
+
+
+def ranks_by_level(ranks: int, stride: int, devices_per_node: int) -> tuple[int, int]:
+    """Ranks of the group within a node, and nodes it spans, for `ranks` devices each `stride` apart."""
+    if ranks * stride <= devices_per_node:
+        return ranks, 1
+    local = min(ranks, max(1, devices_per_node // stride))
+    return local, ceil(ranks / local)
+
+
+def one_link_seconds(kind: str, size_bytes: float, ranks: int, link: Link) -> float:
+    """Seconds of a collective whose ranks are joined by one kind of link."""
+    if ranks <= 1:
+        return 0.0
+    share = (ranks - 1) / ranks * size_bytes / link.bytes_per_s
+    depth = ceil(log2(ranks)) * link.latency_s
+    ring = (ranks - 1) * link.latency_s + share
+    if kind in ("all_gather", "reduce_scatter"):
+        return ring
+    if kind == "all_reduce":
+        return 2 * min(ring, depth + size_bytes / link.bytes_per_s)
+    return depth + (size_bytes / link.bytes_per_s if kind == "broadcast" else share)
+
+
+def _two_levels(kind: str, size_bytes: float, local: int, nodes: int, intra: Link, inter: Link) -> float:
+    """Two levels: reduce-scatter inside, the collective between nodes on the share, all-gather inside, as needed."""
+    if kind == "all_to_all":  # what leaves the node and what stays in it travel at once
+        inside = one_link_seconds(kind, size_bytes / nodes, local, intra)
+        outside = one_link_seconds(kind, size_bytes, nodes, inter)
+        return max(inside, outside)
+    inside = one_link_seconds("all_gather", size_bytes, local, intra)
+    outside = one_link_seconds(kind, size_bytes / local, nodes, inter)
+    return outside + inside * (2 if kind in ("all_reduce", "broadcast") else 1)

@@ -1,0 +1,316 @@
+"""Work of an operator: the matrix products and the bytes of its forward and backward pass, in closed form. Torch-free.
+
+FLOPs are those of matrix products (multiply and add are two); all else is limited by bytes. Bytes count each tensor
+once a kernel that reads or writes it. A causal attention counts half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from math import prod
+from typing import NamedTuple, TypeAlias
+
+from autopar.graph import DTYPE_BYTES, Dtype, Extent, LayerClass, Op, Operand, OpGraph, OpKey, Ref, TensorSpec
+
+
+class Gemm(NamedTuple):
+    """`batch` products (m, k) @ (k, n) in one kernel; `flops` of all of them (fewer than dense where masked)."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    flops: float
+
+
+class Pass(NamedTuple):
+    """Work of one direction: bytes moved, matrix products, and kernels started."""
+
+    bytes: float = 0.0
+    gemms: tuple[Gemm, ...] = ()
+    launches: int = 0
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of all matrix products."""
+        return sum(g.flops for g in self.gemms)
+
+
+class Work(NamedTuple):
+    """Work of an op, forward and backward, and the dtype its products are computed in."""
+
+    forward: Pass
+    backward: Pass
+    dtype: str
+
+
+NOTHING = Pass()
+
+
+def work(key: OpKey) -> Work:
+    """Work of one local op call; those without a formula of their own count as pointwise."""
+    operands = tensor_arguments(key)
+    wanted = any(o.requires_grad for o in operands)
+    forward, backward = _formula(key.target)(key, operands)
+    return Work(forward, backward if wanted else NOTHING, operands[0].dtype if operands else "float32")
+
+
+def tensor_arguments(key: OpKey) -> list[Operand]:
+    """The tensors among the arguments of `key`, in order, those inside lists included."""
+    found = []
+    for a in key.args:
+        if type(a) is Operand:
+            found.append(a)
+        elif type(a) is tuple:
+            found.extend(b for b in a if type(b) is Operand)
+    found.extend(v for _, v in key.kwargs if type(v) is Operand)
+    return found
+
+
+def operand_bytes(operand: Operand) -> int:
+    """Bytes of a tensor argument."""
+    return prod(operand.shape) * DTYPE_BYTES[operand.dtype]
+
+
+def is_view(target: str) -> bool:
+    """Whether calls of `target` only make another view of their operand (as long as its strides allow)."""
+    return _name(target) in _VIEWS
+
+
+def _name(target: str) -> str:
+    return target.split(".")[1]
+
+
+def _argument(key: OpKey, position: int, name: str, default: object) -> object:
+    if len(key.args) > position:
+        return key.args[position]
+    return dict(key.kwargs).get(name, default)
+
+
+# --- matrix products --------------------------------------------------------------------------------------------
+
+Formula: TypeAlias = Callable[[OpKey, list[Operand]], tuple[Pass, Pass]]
+
+
+def _product(
+    sizes: tuple[int, int, int, int], a: Operand, b: Operand, bias: Operand | None = None
+) -> tuple[Pass, Pass]:
+    """Passes of `batch` times (m, k) @ (k, n): the gradient of each factor that wants one is one more product."""
+    batch, m, n, k = sizes
+    size = DTYPE_BYTES[a.dtype]
+    flops = 2.0 * batch * m * n * k
+    left, right, out = batch * m * k * size, prod(b.shape) * size, batch * m * n * size
+    gemms: tuple[Gemm, ...] = ()
+    moved, extra = 0, 0
+    if a.requires_grad:
+        gemms += (Gemm(batch, m, k, n, flops),)
+        moved += out + right + left
+    if b.requires_grad:
+        gemms += (Gemm(batch, n, k, m, flops),)
+        moved += out + left + right
+    if bias is not None and bias.requires_grad:
+        moved, extra = moved + out, 1
+    return (
+        Pass(left + right + out, (Gemm(batch, m, n, k, flops),), 1),
+        Pass(moved, gemms, len(gemms) + extra),
+    )
+
+
+def _linear(_: OpKey, operands: list[Operand]) -> tuple[Pass, Pass]:
+    x, weight = operands[0], operands[1]
+    n, k = weight.shape
+    bias = operands[2] if len(operands) > 2 else None
+    return _product((1, prod(x.shape[:-1]), n, k), x, weight, bias)
+
+
+def _addmm(key: OpKey, operands: list[Operand]) -> tuple[Pass, Pass]:
+    bias, a, b = operands
+    forward, backward = _matmul(key, [a, b])
+    return forward, backward._replace(launches=backward.launches + bias.requires_grad)
+
+
+def _matmul(_: OpKey, operands: list[Operand]) -> tuple[Pass, Pass]:
+    a, b = operands[0], operands[1]
+    n = b.shape[-1] if len(b.shape) > 1 else 1
+    k = a.shape[-1]
+    if len(b.shape) <= 2:  # the batch dims of `a` fold into its rows
+        return _product((1, prod(a.shape[:-1]), n, k), a, b)
+    m = a.shape[-2] if len(a.shape) > 1 else 1
+    batch = max(prod(a.shape[:-2]), prod(b.shape[:-2]))
+    return _product((batch, m, n, k), a, b)
+
+
+def _attention(key: OpKey, operands: list[Operand]) -> tuple[Pass, Pass]:
+    """Flash attention (arXiv:2205.14135): the products of scores and values; five in the backward, scores redone."""
+    q, k, v = operands[0], operands[1], operands[2]
+    batch, rows, columns = prod(q.shape[:-2]), q.shape[-2], k.shape[-2]
+    share = 0.5 if _argument(key, 5, "is_causal", False) else 1.0
+    scores = Gemm(batch, rows, columns, q.shape[-1], 2.0 * share * batch * rows * columns * q.shape[-1])
+    values = Gemm(batch, rows, v.shape[-1], columns, 2.0 * share * batch * rows * columns * v.shape[-1])
+    moved = sum(operand_bytes(o) for o in operands) + operand_bytes(q)
+    return Pass(moved, (scores, values), 1), Pass(2.0 * moved, (scores, scores, scores, values, values), 1)
+
+
+# --- all else: by bytes -----------------------------------------------------------------------------------------
+
+
+def _by_bytes(forward_passes: float, backward_passes: float, launches: int = 1) -> Formula:
+    """Passes over the first operand, which the result equals in size."""
+
+    def formula(_: OpKey, operands: list[Operand]) -> tuple[Pass, Pass]:
+        size = operand_bytes(operands[0])
+        return Pass(forward_passes * size, (), launches), Pass(backward_passes * size, (), launches)
+
+    return formula
+
+
+def _pointwise(key: OpKey, operands: list[Operand]) -> tuple[Pass, Pass]:
+    """Operands and result once; backward: for each gradient read two tensors of the result's size and write one."""
+    if not operands:
+        return _creation(key, operands)
+    sizes = [operand_bytes(o) for o in operands]
+    out = max(sizes)
+    if len(operands) > 1:
+        out = max(out, _broadcast_elements(operands) * DTYPE_BYTES[operands[0].dtype])
+    gradients = sum(o.requires_grad for o in operands)
+    return Pass(float(sum(sizes) + out), (), 1), Pass(3.0 * out * gradients, (), gradients)
+
+
+def _sum_of_two(key: OpKey, operands: list[Operand]) -> tuple[Pass, Pass]:
+    """The gradient passes through; it is summed for an operand that was broadcast."""
+    forward, _ = _pointwise(key, operands)
+    elements = _broadcast_elements(operands)
+    spread = [o for o in operands if o.requires_grad and prod(o.shape) < elements]
+    return forward, Pass(float(elements * len(spread) * DTYPE_BYTES[operands[0].dtype]), (), len(spread))
+
+
+def _broadcast_elements(operands: list[Operand]) -> int:
+    rank = max(len(o.shape) for o in operands)
+    shapes = [(1,) * (rank - len(o.shape)) + o.shape for o in operands]
+    return prod(map(max, *shapes)) if len(shapes) > 1 else prod(shapes[0])
+
+
+def _creation(key: OpKey, _: list[Operand]) -> tuple[Pass, Pass]:
+    shape = next((a for a in key.args if isinstance(a, tuple)), ())
+    return Pass(4.0 * prod(n for n in shape if isinstance(n, int)), (), 1), NOTHING
+
+
+def _view(_: OpKey, _operands: list[Operand]) -> tuple[Pass, Pass]:
+    return NOTHING, NOTHING
+
+
+def _part(_: OpKey, operands: list[Operand]) -> tuple[Pass, Pass]:
+    """A part of the operand: the gradient is a whole tensor of zeros with the part copied in."""
+    return NOTHING, Pass(1.5 * operand_bytes(operands[0]), (), 2)
+
+
+def _split(_: OpKey, operands: list[Operand]) -> tuple[Pass, Pass]:
+    return NOTHING, Pass(2.0 * operand_bytes(operands[0]), (), 1)
+
+
+def _expand(key: OpKey, operands: list[Operand]) -> tuple[Pass, Pass]:
+    """A view; its gradient is summed over the expanded dims."""
+    shape = _argument(key, 1, "size", ())
+    dims = [n for n in shape if isinstance(n, int)] if isinstance(shape, tuple) else []
+    own = operands[0].shape
+    grown = prod(n if n > 0 else own[i - len(dims)] for i, n in enumerate(dims) if n > 0 or len(dims) - i <= len(own))
+    if grown <= prod(own):
+        return NOTHING, NOTHING
+    return NOTHING, Pass(float(grown * DTYPE_BYTES[operands[0].dtype] + operand_bytes(operands[0])), (), 1)
+
+
+def _embedding(_: OpKey, operands: list[Operand]) -> tuple[Pass, Pass]:
+    """Rows read and written; the gradient fills the whole table with zeros and adds the rows."""
+    table, index = operands[0], operands[1]
+    rows = prod(index.shape) * table.shape[-1] * DTYPE_BYTES[table.dtype]
+    return Pass(2.0 * rows + operand_bytes(index), (), 1), Pass(float(operand_bytes(table) + 3 * rows), (), 2)
+
+
+def _reduction(_: OpKey, operands: list[Operand]) -> tuple[Pass, Pass]:
+    size = operand_bytes(operands[0])
+    return Pass(float(size), (), 1), Pass(float(size), (), 1)
+
+
+def _joined(_: OpKey, operands: list[Operand]) -> tuple[Pass, Pass]:
+    return Pass(2.0 * sum(map(operand_bytes, operands)), (), 1), NOTHING
+
+
+def _cast(key: OpKey, operands: list[Operand]) -> tuple[Pass, Pass]:
+    """A copy into another dtype, and back."""
+    x = operands[0]
+    dtype = next((a for a in (*key.args, *(v for _, v in key.kwargs)) if isinstance(a, Dtype)), Dtype(x.dtype))
+    moved = float(operand_bytes(x) + prod(x.shape) * DTYPE_BYTES[dtype.name])
+    return Pass(moved, (), 1), Pass(moved, (), 1)
+
+
+_VIEWS = frozenset({
+    "view", "reshape", "_unsafe_view", "unflatten", "flatten", "transpose", "permute", "t", "unsqueeze", "squeeze",
+    "expand", "detach", "alias", "slice", "select", "split", "split_with_sizes", "chunk", "unbind", "narrow", "view_as",
+    "expand_as", "movedim",
+})  # fmt: skip
+_REDUCTIONS = ("sum", "mean", "amax", "amin", "max", "min", "var", "std", "prod", "any", "all", "argmax", "cumsum")
+
+_FORMULAS: dict[str, Formula] = {
+    **dict.fromkeys(_VIEWS, _view),
+    **dict.fromkeys(("slice", "select", "narrow"), _part),
+    **dict.fromkeys(("split", "split_with_sizes", "chunk", "unbind"), _split),
+    "expand": _expand,
+    "linear": _linear,
+    "addmm": _addmm,
+    **dict.fromkeys(("mm", "bmm", "matmul"), _matmul),
+    "scaled_dot_product_attention": _attention,
+    **dict.fromkeys(("embedding", "embedding_rows"), _embedding),
+    **dict.fromkeys(("layer_norm", "native_layer_norm", "rms_norm", "softmax", "_softmax"), _by_bytes(2, 3)),
+    **dict.fromkeys(("log_softmax", "_log_softmax"), _by_bytes(2, 3)),
+    **dict.fromkeys(("cross_entropy_loss", "cross_entropy"), _by_bytes(2, 4, 2)),
+    **dict.fromkeys(("dropout", "native_dropout"), _by_bytes(2.5, 2.5)),
+    **dict.fromkeys(_REDUCTIONS, _reduction),
+    **dict.fromkeys(("add", "sub", "rsub"), _sum_of_two),
+    **dict.fromkeys(("clone", "contiguous"), _by_bytes(2, 0)),
+    "neg": _by_bytes(2, 2),
+    **dict.fromkeys(("cat", "stack"), _joined),
+    **dict.fromkeys(("to", "_to_copy", "type_as"), _cast),
+}
+
+
+@cache
+def _formula(target: str) -> Formula:
+    return _FORMULAS.get(_name(target), _pointwise)
+
+
+# --- a whole model ------------------------------------------------------------------------------------------------
+
+
+def unsharded_key(op: Op, layer: LayerClass, batch: int) -> OpKey:
+    """The key of `op` on whole tensors at `batch` samples."""
+
+    def value(argument: object) -> object:
+        if isinstance(argument, Ref):
+            return operand_at(layer.values[argument.name], batch)
+        if isinstance(argument, Extent):
+            return argument.at(batch)
+        return tuple(map(value, argument)) if isinstance(argument, tuple) else argument
+
+    return OpKey(op.target, tuple(map(value, op.args)), tuple((k, value(v)) for k, v in op.kwargs))
+
+
+def operand_at(spec: TensorSpec, batch: int) -> Operand:
+    """`spec` as a whole operand at `batch` samples."""
+    return Operand(spec.shape_at(batch), spec.dtype, spec.requires_grad)
+
+
+def model_flops(graph: OpGraph, batch: int) -> float:
+    """Model FLOPs of a training step on `batch` samples: three times the forward's where a gradient is wanted.
+
+    Nothing recomputed is counted, and half of a causal attention: the usual definition behind "MFU"
+    (PaLM, arXiv:2204.02311, appendix B, with the causal half).
+    """
+    per_class = [sum(_op_flops(op, layer, batch) for op in layer.ops) for layer in graph.classes]
+    return sum(per_class[layer.class_index] for layer in graph.layers)
+
+
+def _op_flops(op: Op, layer: LayerClass, batch: int) -> float:
+    found = work(unsharded_key(op, layer, batch))
+    trained = any(layer.values[name].requires_grad for name in op.operands)
+    return found.forward.flops * (3 if trained else 1)
