@@ -1,0 +1,190 @@
+"""From one layout to another: which elementary moves, in which order, and how many bytes each moves.
+
+Several axes may split one dim, the first axis outermost. An axis can therefore leave a dim only while it is the innermost
+there, and enter one only as the new innermost: what stays put in a dim is the common prefix of the axes that split it
+before and after; the rest leaves inner axes first, and then enters outer axes first. Within that order whatever makes
+the local shard smaller comes early and gathers come late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import takewhile
+from math import prod
+
+from autopar.graph import BROADCAST, DTYPE_BYTES, PARTIAL, REPLICATE, CollectiveKey, Layout, TensorSpec, local_shape
+from autopar.shard.program import Move
+
+LOCAL_MOVES = frozenset({"slice", "pad", "divide"})
+"""Kinds of moves that need no communication."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """How a value (`forward`) and its gradient (`backward`) get from one layout to another."""
+
+    forward: tuple[Move, ...]
+    backward: tuple[Move, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SizedMove:
+    """A move over `ranks` ranks with the bytes of a rank's shard before and after it."""
+
+    move: Move
+    ranks: int
+    before_bytes: int
+    after_bytes: int
+
+    @property
+    def full_bytes(self) -> int:
+        """Size of the full buffer in the sense of `CollectiveKey`."""
+        return max(self.before_bytes, self.after_bytes)
+
+    def key(self, strides: Sequence[int]) -> CollectiveKey | None:
+        """What a cost model prices, the mesh axes' neighbours lying `strides` ranks apart; None for local moves."""
+        if self.move.kind in LOCAL_MOVES:
+            return None
+        stride = min(strides[a] for a in self.move.axes)
+        return CollectiveKey(self.move.kind, self.full_bytes, self.ranks, stride)
+
+
+def gradient_layout(layout: Layout) -> Layout:
+    """Layout of the gradient of a value that lies in `layout` (table in docs/design.md)."""
+    return tuple(_GRADIENT.get(p, p) for p in layout)
+
+
+def held_layout(layout: Layout) -> Layout:
+    """`layout` with broadcast read as replicated: what each rank holds is the same, only gradients differ."""
+    return tuple(REPLICATE if p == BROADCAST else p for p in layout)
+
+
+_GRADIENT = {PARTIAL: REPLICATE, BROADCAST: PARTIAL}
+
+
+def is_legal(source: Layout, target: Layout) -> bool:
+    """Whether a value can be put from `source` into `target`: nothing becomes partial that was not."""
+    return len(source) == len(target) and all(
+        t != PARTIAL or s == PARTIAL for s, t in zip(source, target, strict=True)
+    )
+
+
+@lru_cache(maxsize=1 << 16)
+def plan_moves(source: Layout, target: Layout) -> Moves | None:
+    """Moves that put a value from `source` into `target` and its gradient back, or None where that is illegal.
+
+    Forward and backward are planned each for itself, the backward between the layouts that the gradients of `target`
+    and `source` have; that makes them adjoint.
+    """
+    if not is_legal(source, target):
+        return None
+    forward = find_path(held_layout(source), held_layout(target))
+    return Moves(forward, find_path(gradient_layout(target), gradient_layout(source)))
+
+
+def find_path(source: Layout, target: Layout) -> tuple[Move, ...]:
+    """Moves between two layouts of split, replicated and partial axes; adjacent moves of one kind are made one."""
+    now, path = source, list[Move]()
+    while now != target:
+        move = _next_move(now, target)
+        now = after(now, move)
+        if path and _joins(path[-1], move):
+            path[-1] = Move(move.kind, tuple(sorted(path[-1].axes + move.axes)), move.dim, move.to_dim)
+        else:
+            path.append(move)
+    return tuple(path)
+
+
+def after(layout: Layout, move: Move) -> Layout:
+    """The layout that `move` makes of `layout`."""
+    placement = {"all_reduce": REPLICATE, "all_gather": REPLICATE, "pad": PARTIAL, "divide": PARTIAL}.get(
+        move.kind, move.to_dim if move.kind == "all_to_all" else move.dim
+    )
+    return tuple(placement if a in move.axes else p for a, p in enumerate(layout))
+
+
+def sizes_along(
+    moves: Iterable[Move], layout: Layout, spec: TensorSpec, axis_sizes: tuple[int, ...], batch: int
+) -> tuple[SizedMove, ...]:
+    """The moves of a path that starts in `layout`, each with the bytes of rank 0's shard before and after it."""
+    shape, sized = spec.shape_at(batch), list[SizedMove]()
+    for move in moves:
+        then = after(layout, move)
+        before, behind = (
+            DTYPE_BYTES[spec.dtype] * prod(local_shape(shape, lay, axis_sizes)) for lay in (layout, then)
+        )
+        sized.append(SizedMove(move, prod(axis_sizes[a] for a in move.axes), before, behind))
+        layout = then
+    return tuple(sized)
+
+
+def _joins(first: Move, second: Move) -> bool:
+    return first.kind == second.kind != "all_to_all" and first.dim == second.dim
+
+
+def _splitting(layout: Layout, dim: int) -> tuple[int, ...]:
+    """Axes that split `dim`, outermost first."""
+    return tuple(a for a, p in enumerate(layout) if p == dim)
+
+
+def _dims(*layouts: Layout) -> list[int]:
+    return sorted({p for layout in layouts for p in layout if p >= 0})
+
+
+def _next_move(now: Layout, target: Layout) -> Move:
+    entering = min(_entering(now, target), key=lambda m: _ENTER_ORDER.index(m.kind), default=None)
+    if entering:
+        return entering
+    for kind, source, goal in (("all_reduce", PARTIAL, REPLICATE), ("divide", REPLICATE, PARTIAL)):
+        axes = tuple(a for a, (p, t) in enumerate(zip(now, target, strict=True)) if (p, t) == (source, goal))
+        if axes:
+            return Move(kind, axes)  # type: ignore[arg-type]
+    return min(_leaving(now, target), key=lambda ranked: ranked[0])[1]
+
+
+_ENTER_ORDER = ("slice", "reduce_scatter", "all_to_all")
+
+
+def _entering(now: Layout, target: Layout) -> Iterator[Move]:
+    """For each dim that no axis has to leave any more: the move that brings its next axes in."""
+    for dim in _dims(target):
+        here, wanted = _splitting(now, dim), _splitting(target, dim)
+        if here == wanted[: len(here)] and len(here) < len(wanted):
+            move = _enter(now, dim, wanted[len(here) :])
+            if move:
+                yield move
+
+
+def _enter(now: Layout, dim: int, pending: tuple[int, ...]) -> Move | None:
+    placement = now[pending[0]]
+    run = tuple(takewhile(lambda a: now[a] == placement, pending))
+    if placement == REPLICATE:
+        return Move("slice", run, dim)
+    if placement == PARTIAL:
+        return Move("reduce_scatter", run, dim)
+    there = _splitting(now, placement)
+    for length in range(len(run), 0, -1):
+        if there[-length:] == run[:length]:  # only the innermost axes can leave a dim
+            return Move("all_to_all", run[:length], placement, dim)
+    return None
+
+
+def _leaving(now: Layout, target: Layout) -> Iterator[tuple[int, Move]]:
+    """For each dim that axes have to leave: the move of the innermost ones, with its rank (lowest first)."""
+    for dim in _dims(now):
+        here, wanted = _splitting(now, dim), _splitting(target, dim)
+        stay = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(here, wanted, strict=False))))
+        goals = [min(target[a], 0) for a in here[stay:]]
+        if goals:
+            length = len(list(takewhile(lambda g: g == goals[-1], reversed(goals))))
+            yield _leave(here, dim, goals[-1], length)
+
+
+def _leave(here: tuple[int, ...], dim: int, goal: int, length: int) -> tuple[int, Move]:
+    if goal == REPLICATE:  # has to be gathered whatever else happens
+        return 0, Move("all_gather", here[-length:], dim)
+    if goal == PARTIAL:  # makes the shard larger, so late
+        return 2, Move("pad", here[-length:], dim)
+    return 1, Move("all_gather", here[-1:], dim)  # one axis only: the others may yet change dims without gathering

@@ -1,0 +1,131 @@
+"""Paths between layouts, run on simulated ranks."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopar.graph import (
+    BROADCAST,
+    PARTIAL,
+    REPLICATE,
+    CollectiveKey,
+    Extent,
+    Layout,
+    TensorSpec,
+    layout_text,
+    parse_layout,
+)
+from autopar.shard.program import Move
+from autopar.shard.relayout import find_path, gradient_layout, held_layout, is_legal, plan_moves, sizes_along
+from tests.shard.simulated import Shards, distribute, mistakes, run_move
+
+PLACEMENTS = st.sampled_from([0, 1, 2, REPLICATE, PARTIAL, BROADCAST])
+
+
+@st.composite
+def changes(draw: st.DrawFn) -> tuple[tuple[int, ...], Layout, Layout]:
+    """A mesh and two layouts on it."""
+    axes = draw(st.integers(1, 4))
+    sizes = tuple(draw(st.sampled_from([2, 2, 3])) for _ in range(axes))
+    first, second = (tuple(draw(PLACEMENTS) for _ in range(axes)) for _ in range(2))
+    return sizes, first, second
+
+
+def moved(moves: tuple[Move, ...], shards: Shards, sizes: tuple[int, ...]) -> Shards:
+    for move in moves:
+        shards = run_move(move, shards, sizes)
+    return shards
+
+
+@settings(max_examples=400, deadline=None)
+@given(changes(), st.integers(0, 1 << 30))
+def test_moves_are_right_on_simulated_ranks(change: tuple[tuple[int, ...], Layout, Layout], seed: int) -> None:
+    """Forward moves give the target layout of the value, backward moves the source's gradient layout."""
+    sizes, source, target = change
+    moves = plan_moves(source, target)
+    if moves is None:
+        assert any(t == PARTIAL != s for s, t in zip(source, target, strict=True))
+        return
+    rng = np.random.default_rng(seed)
+    whole = rng.integers(-9, 9, (prod(sizes),) * 3 if prod(sizes) <= 12 else (prod(sizes), 1, 1)).astype(float)
+    if prod(sizes) > 12 and {*source, *target} & {1, 2}:
+        return
+    start = distribute(whole, held_layout(source), sizes, rng)
+    assert not mistakes(moved(moves.forward, start, sizes), whole, held_layout(target), sizes)
+    gradient = distribute(whole, gradient_layout(target), sizes, rng)
+    assert not mistakes(moved(moves.backward, gradient, sizes), whole, gradient_layout(source), sizes)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "forward", "backward"),
+    [
+        ("R", "B", "", "all_reduce"),
+        ("B", "R", "", "divide"),
+        ("S0", "R", "all_gather", "slice"),
+        ("S0", "B", "all_gather", "reduce_scatter"),
+        ("P", "R", "all_reduce", ""),
+        ("P", "B", "all_reduce", "all_reduce"),
+        ("P", "S1", "reduce_scatter", "all_gather"),
+        ("R", "S1", "slice", "all_gather"),
+        ("B", "S1", "slice", "pad"),
+        ("S0", "S1", "all_to_all", "all_to_all"),
+        ("P P", "R R", "all_reduce", ""),
+        ("S0 S0", "R R", "all_gather", "slice"),
+        ("S0 S0", "B B", "all_gather", "reduce_scatter"),
+        ("S0 S0", "S1 S1", "all_to_all", "all_to_all"),
+        ("P P", "S1 S1", "reduce_scatter", "all_gather"),
+        ("S0 R", "R S0", "all_gather slice", "all_gather slice"),
+        ("S0 S0", "R S0", "all_gather slice", "all_gather slice"),
+        ("S0 P", "S0 R", "all_reduce", ""),
+        ("P S0", "S0 R", "all_gather reduce_scatter", "all_gather slice"),
+    ],
+)
+def test_table(source: str, target: str, forward: str, backward: str) -> None:
+    """Each row of the table in docs/design.md, and axes that move alike in one collective."""
+    moves = plan_moves(parse_layout(source), parse_layout(target))
+    assert moves is not None
+    assert " ".join(m.kind for m in moves.forward) == forward
+    assert " ".join(m.kind for m in moves.backward) == backward
+
+
+def test_nothing_becomes_partial() -> None:
+    """A value is never made partial, whatever it was."""
+    for source in ((0,), (REPLICATE,), (BROADCAST,)):
+        assert not is_legal(source, (PARTIAL,))
+        assert plan_moves(source, (PARTIAL,)) is None
+
+
+def test_order_of_nested_splits() -> None:
+    """An outer axis can't simply be sliced where an inner one splits the dim already."""
+    assert find_path((REPLICATE, 0), (0, 0)) == (Move("all_gather", (1,), 0), Move("slice", (0, 1), 0))
+    assert find_path((0, REPLICATE), (0, 0)) == (Move("slice", (1,), 0),)
+
+
+@settings(max_examples=300, deadline=None)
+@given(changes())
+def test_paths_are_short_and_deterministic(change: tuple[tuple[int, ...], Layout, Layout]) -> None:
+    """No more than two moves an axis, none at all between equal layouts, and text round-trips."""
+    _, source, target = change
+    assert parse_layout(layout_text(source)) == source
+    path = find_path(held_layout(source), gradient_layout(target))
+    assert len(path) <= 2 * len(source)
+    assert find_path(held_layout(source), held_layout(source)) == ()
+
+
+def test_bytes_of_moves() -> None:
+    """A (8, 4) float32 value, 128 bytes whole, from (P, S0) to (S1, R) on a 2 x 4 mesh: scatter halves, gather x 4."""
+    spec = TensorSpec((Extent(1), Extent(0, 4)), "float32")
+    sized = sizes_along(find_path((PARTIAL, 0), (1, REPLICATE)), (PARTIAL, 0), spec, (2, 4), batch=8)
+    assert [(s.move.kind, s.ranks, s.before_bytes, s.after_bytes) for s in sized] == [
+        ("reduce_scatter", 2, 32, 16),
+        ("all_gather", 4, 16, 64),
+    ]
+    assert sized[0].key((4, 1)) == CollectiveKey("reduce_scatter", 32, 2, 4)
+    assert sized[1].key((4, 1)) == CollectiveKey("all_gather", 64, 4, 1)
+    local = sizes_along((Move("slice", (0,), 0),), (REPLICATE, REPLICATE), spec, (2, 4), batch=8)
+    assert local[0].key((4, 1)) is None
