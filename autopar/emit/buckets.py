@@ -1,0 +1,88 @@
+"""Collectives over many tensors at once: flattened into buckets, so that few large messages are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+BUCKET_BYTES = 1 << 26
+"""Most bytes flattened together (one larger tensor is a bucket of its own): bounds the copies made on the way."""
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[int]]:
+    """Indices of tensors of one dtype that go together, in order."""
+    bucket: list[int] = []
+    filled = 0
+    for dtype in dict.fromkeys(t.dtype for t in tensors):
+        for i, tensor in enumerate(tensors):
+            if tensor.dtype != dtype:
+                continue
+            if bucket and filled + tensor.nbytes > BUCKET_BYTES:
+                yield bucket
+                bucket, filled = [], 0
+            bucket.append(i)
+            filled += tensor.nbytes
+        yield bucket
+        bucket, filled = [], 0
+
+
+def all_reduce(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
+    """Sum each tensor over the group, in place."""
+    for bucket in _buckets(tensors):
+        members = [tensors[i] for i in bucket]
+        if len(members) == 1 and members[0].is_contiguous():
+            dist.all_reduce(members[0], group=group)
+            continue
+        flat = torch.cat([t.reshape(-1) for t in members])
+        dist.all_reduce(flat, group=group)
+        parts = [p.view(t.shape) for p, t in zip(flat.split([t.numel() for t in members]), members, strict=True)]
+        torch._foreach_copy_(members, parts)
+
+
+def reduce_scatter(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> list[Tensor]:
+    """This rank's rows (dim 0 dealt over the group as by `storage.chunk`) of the sum of each tensor over the group."""
+    ways, index = group.size(), group.rank()
+    found: dict[int, Tensor] = {}
+    for bucket in _buckets(tensors):
+        members = [tensors[i] for i in bucket]
+        parts = [_padded_numel(t, ways) for t in members]
+        whole = members[0].new_zeros(ways, sum(parts))
+        for place, tensor in zip(whole.split(parts, dim=1), members, strict=True):
+            for row, piece in enumerate(_rows(tensor, ways)):
+                place[row, : piece.numel()].copy_(piece.reshape(-1))
+        mine = whole.new_empty(sum(parts))
+        dist.reduce_scatter_tensor(mine, whole.view(-1), group=group)
+        for i, tensor, flat in zip(bucket, members, mine.split(parts), strict=True):
+            shape = _rows(tensor, ways)[index].shape
+            found[i] = flat[: shape.numel()].view(shape)
+    return [found[i] for i in range(len(tensors))]
+
+
+def all_gather(pieces: Sequence[Tensor], wholes: Sequence[Tensor], group: dist.ProcessGroup) -> None:
+    """Fill each of `wholes` with the rows its ranks hold (`pieces`: this rank's): the inverse of dealing dim 0."""
+    ways = group.size()
+    for bucket in _buckets(wholes):
+        parts = [_padded_numel(wholes[i], ways) for i in bucket]
+        mine = wholes[bucket[0]].new_zeros(sum(parts))
+        for place, i in zip(mine.split(parts), bucket, strict=True):
+            place[: pieces[i].numel()].copy_(pieces[i].reshape(-1))
+        gathered = mine.new_empty(ways, sum(parts))
+        dist.all_gather_into_tensor(gathered.view(-1), mine, group=group)
+        for place, i in zip(gathered.split(parts, dim=1), bucket, strict=True):
+            for row, piece in enumerate(_rows(wholes[i], ways)):
+                piece.copy_(place[row, : piece.numel()].view(piece.shape))
+
+
+def _padded_numel(tensor: Tensor, ways: int) -> int:
+    rows = -(-tensor.shape[0] // ways)
+    return rows * tensor[:1].numel()
+
+
+def _rows(tensor: Tensor, ways: int) -> list[Tensor]:
+    """The rows of each rank, views of `tensor`."""
+    part = -(-tensor.shape[0] // ways)
+    starts = [min(i * part, tensor.shape[0]) for i in range(ways + 1)]
+    return [tensor[a:b] for a, b in zip(starts, starts[1:], strict=False)]

@@ -1,0 +1,148 @@
+"""The parameters of a stage: what the optimizer holds, what layers compute with, and how gradients come home."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from autopar.emit import buckets
+from autopar.emit.groups import Axes, StageGroups
+from autopar.emit.storage import Keeper, Storage
+
+
+class StageParameter:
+    """One parameter kept by us (`Keeper.STEP`): gathered once a step, its gradient reduced once a step.
+
+    `public` is what the optimizer sees; `compute` the leaf tensor that layers read. Where nothing is gathered or cast
+    the two share memory.
+    """
+
+    def __init__(self, storage: Storage, stored: Tensor, public: nn.Parameter) -> None:
+        self.storage = storage
+        self.stored = stored
+        self.public = public
+        self._seen: tuple[int, int] | None = None
+        self._gradient: Tensor | None = None
+        self.shared = not storage.chunk_axes and storage.dtype == storage.compute_dtype
+        self.compute = stored.detach() if self.shared else torch.empty(0, dtype=storage.compute_dtype)
+        if self.shared:
+            self._want_gradient()
+
+    def allocate(self, shape: Sequence[int]) -> None:
+        """Give the compute copy its memory (`shape` of the shard that layers compute with)."""
+        if not self.shared and not self._seen:
+            self.compute = torch.empty(shape, dtype=self.storage.compute_dtype, device=self.stored.device)
+            self._want_gradient()
+
+    def _want_gradient(self) -> None:
+        if not self.storage.trainable:
+            return
+        self.compute.requires_grad_()
+        if self.storage.gradient_dtype != self.storage.compute_dtype:
+            self.compute.register_post_accumulate_grad_hook(self._accumulate)
+
+    def _accumulate(self, leaf: Tensor) -> None:
+        """Add the microbatch's gradient to the sum in the dtype gradients are reduced in."""
+        if leaf.grad is None:
+            return
+        wide = leaf.grad.to(self.storage.gradient_dtype)
+        self._gradient = wide if self._gradient is None else self._gradient.add_(wide)
+        leaf.grad = None
+
+    @property
+    def stale(self) -> bool:
+        """Whether the compute copy must be made anew, as the stored values have changed since."""
+        return not self.shared and self._seen != self._versions()
+
+    def _versions(self) -> tuple[int, int]:
+        return self.public._version, self.stored._version
+
+    def fresh(self) -> None:
+        """Note that the compute copy now holds the stored values."""
+        self._seen = self._versions()
+
+    def take_gradient(self) -> Tensor:
+        """The gradient accumulated since the last call (zeros where none arrived), dropped here."""
+        found = self._gradient if self._gradient is not None else self.compute.grad
+        self._gradient = self.compute.grad = None
+        if found is None:
+            return torch.zeros_like(self.compute, dtype=self.storage.gradient_dtype, requires_grad=False)
+        return found
+
+
+def refresh(parameters: Sequence[StageParameter], groups: StageGroups, force: bool = False) -> None:
+    """Bring compute copies up to date with the stored values: cast, and gather what is dealt over ranks."""
+    stale = [p for p in parameters if p.stale or (force and not p.shared)]
+    with torch.no_grad():
+        for axes, members in _by_axes([(p.storage.chunk_axes, p) for p in stale]):
+            if not axes:
+                torch._foreach_copy_([p.compute for p in members], [p.stored for p in members])
+                continue
+            group = groups.group(axes)
+            pieces = [p.stored.to(p.storage.compute_dtype) for p in members]
+            buckets.all_gather(pieces, [p.compute.detach() for p in members], group)  # type: ignore[arg-type]
+    for p in stale:
+        p.fresh()
+
+
+def _by_axes[T](items: Sequence[tuple[Axes, T]]) -> list[tuple[Axes, list[T]]]:
+    """`items` by their axes, in order of first appearance."""
+    found: dict[Axes, list[T]] = {}
+    for axes, item in items:
+        found.setdefault(axes, []).append(item)
+    return list(found.items())
+
+
+def reduce_gradients(parameters: Sequence[StageParameter], groups: StageGroups) -> list[tuple[Storage, Tensor, Axes]]:
+    """The stored shard of each trainable parameter's gradient, with the axes over which it is still to be summed."""
+    trained = [p for p in parameters if p.storage.trainable]
+    gradients = {p.storage.name: p.take_gradient() for p in trained}
+    scattered = [(p.storage.chunk_axes, p) for p in trained if _scatters(p.storage)]
+    for axes, members in _by_axes(scattered):
+        whole = [gradients[p.storage.name] for p in members]
+        parts = buckets.reduce_scatter(whole, groups.group(axes))  # type: ignore[arg-type]
+        gradients.update(zip([p.storage.name for p in members], parts, strict=True))
+    return [(p.storage, gradients[p.storage.name], remaining_axes(p.storage)) for p in trained]
+
+
+def _scatters(storage: Storage) -> bool:
+    return bool(storage.chunk_axes) and set(storage.chunk_axes) <= set(storage.sum_axes)
+
+
+def remaining_axes(storage: Storage) -> Axes:
+    """Axes whose sum the scatter of a gradient (ours or FSDP's) has not done yet."""
+    done = storage.chunk_axes if _scatters(storage) else ()
+    return tuple(a for a in storage.sum_axes if a not in done)
+
+
+def finish_gradients(
+    gradients: Sequence[tuple[Storage, Tensor, Axes]], publics: dict[str, nn.Parameter], groups: StageGroups
+) -> None:
+    """Sum what is still to be summed and add the result to the optimizer's `.grad`."""
+    for axes, members in _by_axes([(axes, gradient) for _, gradient, axes in gradients]):
+        if axes:
+            buckets.all_reduce(members, groups.group(axes))
+    for storage, gradient, _ in gradients:
+        mine = gradient if not storage.chunk_axes or _scatters(storage) else storage.stored_shard(gradient, groups)
+        add_gradient(storage, mine.to(storage.dtype), publics[storage.name], groups)
+
+
+def add_gradient(storage: Storage, gradient: Tensor, public: nn.Parameter, groups: StageGroups) -> None:
+    """Add this rank's shard `gradient` to `public.grad`."""
+    if public.grad is None:
+        public.grad = storage.as_dtensor(gradient, groups)
+    else:
+        local(public.grad).add_(gradient)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor, sharing memory."""
+    to_local = getattr(tensor, "to_local", None)
+    return to_local() if to_local is not None else tensor
+
+
+__all__ = [
+    "Keeper", "StageParameter", "add_gradient", "finish_gradients", "local", "reduce_gradients", "refresh",
+]  # fmt: skip

@@ -1,0 +1,142 @@
+"""How every parameter lies on the ranks of a stage: what layers compute with, and what the optimizer sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from autopar.emit.groups import Axes, StageGroups
+from autopar.errors import PlanError
+from autopar.graph import BROADCAST, PARTIAL, Layer, Layout, OpGraph, TensorSpec, layout_text
+from autopar.plan import DtypePolicy, LayerStrategy
+
+
+class Keeper(Enum):
+    """Who gathers a parameter for computing and reduces its gradient: once a step we, or FSDP2 every microbatch."""
+
+    STEP = "step"
+    FSDP = "fsdp"
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Where one parameter lies.
+
+    `shape` is global. Layers compute with its shard under `layout`; of that shard each rank stores the rows of dim 0
+    that fall to it when they are dealt over `chunk_axes` (ZeRO; empty = stored whole). The gradient is the sum over
+    `sum_axes` of what the ranks compute. `dtype` is stored, `compute_dtype` computed with.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    compute_dtype: torch.dtype
+    gradient_dtype: torch.dtype
+    layout: Layout
+    chunk_axes: Axes
+    sum_axes: Axes
+    keeper: Keeper
+    zero: int
+    trainable: bool
+
+    @property
+    def split_axes(self) -> Axes:
+        """Axes that split the shard layers compute with."""
+        return tuple(a for a, p in enumerate(self.layout) if p >= 0)
+
+    def compute_shard(self, whole: Tensor, groups: StageGroups) -> Tensor:
+        """This rank's part of the global tensor `whole` that its layers compute with (a view)."""
+        return shard(whole, self.layout, groups)
+
+    def stored_shard(self, computed: Tensor, groups: StageGroups) -> Tensor:
+        """This rank's rows of the shard `computed` that layers compute with (a view)."""
+        if not self.chunk_axes:
+            return computed
+        return chunk(computed, 0, groups.ways(self.chunk_axes), groups.index(self.chunk_axes))
+
+    def as_dtensor(self, stored: Tensor, groups: StageGroups) -> Tensor:
+        """The DTensor of global `shape` of which this rank holds `stored`; `stored` itself without torch.distributed.
+
+        Its mesh has a dim for each axis of `split_axes`, one for all of `chunk_axes`, one for all others.
+        """
+        if not torch.distributed.is_initialized():
+            return stored
+        split = self.split_axes
+        rest = tuple(a for a in groups.all_axes if a not in split and a not in self.chunk_axes)
+        dims = [((a,), Shard(self.layout[a])) for a in split]
+        dims += [(self.chunk_axes, Shard(0))] if self.chunk_axes else []
+        placed = [*dims, (rest, Replicate())] if rest else dims
+        mesh = groups.mesh(tuple(axes for axes, _ in placed))
+        stride = torch.empty(self.shape, device="meta").stride()
+        placements = [placement for _, placement in placed]
+        return DTensor.from_local(stored, mesh, placements, run_check=False, shape=self.shape, stride=stride)
+
+
+def chunk(tensor: Tensor, dim: int, ways: int, index: int) -> Tensor:
+    """Part `index` of `tensor` dealt over `ways` ranks along `dim`: equal parts, the last ones shorter or empty."""
+    size = tensor.shape[dim]
+    part = -(-size // ways)
+    start = min(index * part, size)
+    return tensor.narrow(dim, start, min(part, size - start))
+
+
+def shard(whole: Tensor, layout: Layout, groups: StageGroups) -> Tensor:
+    """This rank's part of `whole` under `layout` (a view)."""
+    for axis, placement in enumerate(layout):
+        if placement >= 0:
+            whole = chunk(whole, placement, groups.sizes[axis], groups.index((axis,)))
+    return whole
+
+
+@dataclass(frozen=True)
+class Use:
+    """One use of a parameter: the layer, its strategy, the layout its program wants, the data axes of the layer."""
+
+    layer: Layer
+    strategy: LayerStrategy
+    layout: Layout
+    data_axes: Axes
+
+
+def plan_storage(name: str, spec: TensorSpec, uses: list[Use], policy: DtypePolicy, axes: int) -> Storage:
+    """The storage of parameter `name` from all its uses. Raises PlanError if these want it stored differently."""
+    layout = uses[0].layout if uses else (-1,) * axes
+    for use in uses:
+        if use.layout != layout or PARTIAL in use.layout:
+            raise PlanError(
+                f"parameter {name} is to be stored as {layout_text(layout)!r} for layer {uses[0].layer.name} and as "
+                f"{layout_text(use.layout)!r} for {use.layer.name}; all uses need one layout without P. Make the plan anew."
+            )
+    zero = uses[0].strategy.zero if uses and spec.shape else 0
+    data_axes = uses[0].data_axes if uses else ()
+    chunk_axes = tuple(a for a in data_axes if layout[a] < 0) if zero else ()
+    sum_axes = tuple(a for a, p in enumerate(layout) if p == BROADCAST)
+    # FSDP sums over all ranks it deals a parameter over, so each of them must hold a share of the gradient.
+    by_fsdp = zero >= 2 and chunk_axes and chunk_axes == data_axes and set(chunk_axes) <= set(sum_axes)
+    compute = getattr(torch, spec.dtype)
+    return Storage(
+        name, spec.shape_at(1), _stored(compute, policy.parameters), compute, _stored(compute, policy.gradients),
+        layout, chunk_axes, sum_axes, Keeper.FSDP if by_fsdp else Keeper.STEP, zero, spec.requires_grad,
+    )  # fmt: skip
+
+
+def _stored(compute: torch.dtype, policy: str) -> torch.dtype:
+    """The dtype of a policy; integers and booleans stay what they are."""
+    dtype: torch.dtype = getattr(torch, policy)
+    return dtype if compute.is_floating_point else compute
+
+
+def parameter_uses(
+    graph: OpGraph, layers: Iterable[tuple[Layer, LayerStrategy, Axes, dict[str, Layout]]]
+) -> dict[str, list[Use]]:
+    """Every use of every parameter; `layers` gives layer, strategy, data axes and the layouts of its program."""
+    uses: dict[str, list[Use]] = {name: [] for name in graph.params}
+    for layer, strategy, data_axes, layouts in layers:
+        for name, local in zip(layer.params, graph.classes[layer.class_index].params, strict=True):
+            uses[name].append(Use(layer, strategy, layouts[local], data_axes))
+    return uses
