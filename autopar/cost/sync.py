@@ -1,0 +1,123 @@
+"""The demand of keeping parameters in step: gradient sums, ZeRO's gathers and scatters, the optimizer's own work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autopar.cost.demand import Demand
+from autopar.cost.moves import collective_key, copy_key
+from autopar.graph import DTYPE_BYTES, CollectiveKey, Dtype, Operand, OpKey
+from autopar.plan import DtypePolicy, MeshAxis
+
+
+@dataclass(frozen=True)
+class SyncDemand:
+    """Demand of one set of parameters: in every microbatch, and once a step."""
+
+    micro: Demand
+    step: Demand
+
+
+def sync_demand(
+    elements: int,
+    zero: int,
+    data_axes: Sequence[int],
+    further_axes: Sequence[int],
+    mesh: Sequence[MeshAxis],
+    policy: DtypePolicy,
+    microbatches: int = 1,
+) -> SyncDemand:
+    """Demand of synchronising `elements` local parameters, stored as B on `data_axes` and on `further_axes`.
+
+    ZeRO 0: all-reduce of the gradients once a step. 1: reduce-scatter and all-gather over the data axes once a step.
+    2 and 3 (FSDP2): in every microbatch a gather for the forward, in 3 another for the backward, and a reduce-scatter.
+    Gradients travel in `policy.gradients`, gathered parameters in `policy.compute`; what is B on further axes is
+    all-reduced there once a step, in ZeRO 1 to 3 as shards.
+    """
+    if elements == 0:
+        return SyncDemand(Demand(), Demand())
+    ways = collective_key("all_reduce", 0, data_axes, mesh).ranks
+    sharded = zero > 0 and ways > 1
+    kept = -(-elements // ways) if sharded else elements
+    summed = [] if sharded else [*data_axes]
+    reduced = _collective("all_reduce", kept, policy.gradients, sorted([*summed, *further_axes]), mesh)
+    micro, step = Demand(), Demand(forward_ops=_flattened(kept, policy) if reduced else (), forward_collectives=reduced)
+    gather = _collective("all_gather", elements, policy.compute, data_axes, mesh)
+    scatter = _collective("reduce_scatter", elements, policy.gradients, data_axes, mesh)
+    if sharded and zero >= 2:
+        micro = _gathered_each_microbatch(elements, gather, scatter, zero, policy)
+    elif sharded:
+        step = Demand(
+            forward_ops=(*step.forward_ops, copy_key((elements,), policy.gradients), _cast(kept, policy)),
+            forward_collectives=(*scatter, *reduced, *gather),
+        )
+    elif policy.compute != policy.parameters:
+        step = Demand(forward_ops=(*step.forward_ops, _cast(kept, policy)), forward_collectives=reduced)
+    if microbatches > 1 and not micro.forward_collectives:
+        gradient = Operand((elements,), policy.compute, False)
+        micro = Demand(backward_ops=(OpKey("aten.add_.Tensor", (gradient, gradient)),))
+    return SyncDemand(micro, step)
+
+
+def _gathered_each_microbatch(
+    elements: int, gather: tuple[CollectiveKey, ...], scatter: tuple[CollectiveKey, ...], zero: int, policy: DtypePolicy
+) -> Demand:
+    """FSDP2: parameters are copied out of the gathered buffer, gradients copied into the one to be scattered."""
+    unpack, pack = copy_key((elements,), policy.compute), copy_key((elements,), policy.gradients)
+    again = zero == 3
+    return Demand(
+        forward_ops=(unpack,),
+        backward_ops=(unpack, pack) if again else (pack,),
+        forward_collectives=gather,
+        backward_collectives=(*gather, *scatter) if again else scatter,
+    )
+
+
+def _collective(
+    kind: str, elements: int, dtype: str, axes: Sequence[int], mesh: Sequence[MeshAxis]
+) -> tuple[CollectiveKey, ...]:
+    key = collective_key(kind, elements * DTYPE_BYTES[dtype], axes, mesh)
+    return (key,) if key.ranks > 1 else ()
+
+
+def _flattened(elements: int, policy: DtypePolicy) -> tuple[OpKey, ...]:
+    """Gradients are copied into one buffer, and back."""
+    copy = copy_key((elements,), policy.gradients)
+    return (copy, copy)
+
+
+def _cast(elements: int, policy: DtypePolicy) -> OpKey:
+    stored = Operand((elements,), policy.parameters, False)
+    return OpKey("aten.to.dtype", (stored, Dtype(policy.compute)))
+
+
+_STEP_OPS: dict[str, tuple[str, ...]] = {
+    "adamw": ("mul_", "lerp_", "mul_", "addcmul_", "sqrt", "div", "add", "addcdiv_"),
+    "adam": ("lerp_", "mul_", "addcmul_", "sqrt", "div", "add", "addcdiv_"),
+    "sgd": ("addcdiv_",),
+}
+"""Elementwise passes that torch.optim's unfused implementations make over each parameter."""
+
+_STEP_OPERANDS = {"mul_": 1, "lerp_": 2, "addcmul_": 3, "addcdiv_": 3, "sqrt": 1, "div": 1, "add": 1}
+_STEP_OVERLOADS = {"lerp_": "Scalar", "addcmul_": "default", "addcdiv_": "default", "sqrt": "default"}
+
+
+def optimizer_demand(elements: Sequence[int], policy: DtypePolicy, optimizer: str) -> Demand:
+    """Demand of one optimizer step over parameters of which this device updates `elements[i]` each.
+
+    An optimizer without an entry of its own counts as adamw.
+    """
+    passes = _STEP_OPS.get(optimizer, _STEP_OPS["adamw"])
+    return Demand(forward_ops=tuple(_step_key(name, n, policy.states) for n in elements for name in passes if n))
+
+
+def _step_key(name: str, elements: int, dtype: str) -> OpKey:
+    operands = (Operand((elements,), dtype, False),) * _STEP_OPERANDS[name]
+    scalar = () if name in ("addcmul_", "addcdiv_", "sqrt") else (0.5,)
+    return OpKey(f"aten.{name}.{_STEP_OVERLOADS.get(name, 'Tensor')}", (*operands, *scalar))
+
+
+def exposed_s(communication_s: float, compute_s: float, overlap: float) -> float:
+    """Seconds of communication that compute running beside it does not hide; `overlap` is the device's share."""
+    return communication_s - overlap * min(communication_s, compute_s)
