@@ -1,32 +1,90 @@
-"""Factor rules: how the dims of an op's operands and results belong together, and what a split of each factor means."""
+"""Factor rules of ops: which factors each mesh axis may split, and the layouts that follow."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from functools import cache
+from math import prod
 
-from autopar.graph import Extent
+from autopar.graph import BROADCAST, PARTIAL, REPLICATE, LayerClass, Layout, Op, TensorSpec
+from autopar.shard.factors import LINEAR, Factor, OpRule
+from autopar.shard.notation import bind, parse
+from autopar.shard.structured import Site
+from autopar.shard.table import is_linear, line_of
+from autopar.shard.table import register as _register
+
+__all__ = ["LINEAR", "Factor", "OpRule", "assignments", "layouts_of", "register", "rule_for"]
+
+Layouts = tuple[Layout, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Factor:
-    """Something a mesh axis may split. `extent` counts what can be dealt out (a merged dim h*d split by h counts h)."""
-
-    name: str
-    extent: Extent
+def rule_for(op: Op, layer: LayerClass) -> OpRule | None:
+    """The rule of an op of `layer`, or None when there is none: the op can then only be replicated."""
+    return _rule(op, tuple(layer.values[n] for n in op.operands), tuple(layer.values[n] for n in op.results))
 
 
-@dataclass(frozen=True)
-class OpRule:
-    """Factors of one op and where they stand.
+@cache
+def _rule(op: Op, operands: tuple[TensorSpec, ...], results: tuple[TensorSpec, ...]) -> OpRule | None:
+    site = Site(op, operands, results)
+    text = line_of(site)
+    if text is None:
+        return None
+    return bind(parse(text), operands, results, linear=is_linear(site))
 
-    `operands[i][d]` is the factor that splits dim `d` of operand `i` ('' = the dim can't be split); `results` likewise.
-    A factor that a result lacks is summed over (the result becomes partial), unless it is in `whole`: then its kernel
-    itself returns the whole result. `kernels[f]` names the function of `kernels.py` that runs the op when `f` is split.
-    Factors of one op are split independently on each mesh axis.
+
+def register(target: str, line: str) -> None:
+    """Give the op `target` (`mylib::op`) the rule `line`; raises ConfigError when either can't be read."""
+    _register(target, line)
+    _rule.cache_clear()
+
+
+@cache
+def assignments(rule: OpRule, axis_sizes: tuple[int, ...], batch: int) -> tuple[tuple[str, ...], ...]:
+    """Every legal choice of the factor that each mesh axis splits, '' = none first, at a global microbatch of `batch`.
+
+    A factor's extent must divide by the product of the sizes of all axes that split it.
     """
+    extents = {"": 0} | {f.name: f.extent.at(batch) for f in rule.factors}
+    found: list[tuple[str, ...]] = [()]
+    for i in range(len(axis_sizes)):
+        longer = [(*chosen, name) for chosen in found for name in extents]
+        found = [c for c in longer if extents[c[-1]] % _ways(c, axis_sizes[: i + 1]) == 0]
+    return tuple(found)
 
-    factors: tuple[Factor, ...]
-    operands: tuple[tuple[str, ...], ...]
-    results: tuple[tuple[str, ...], ...]
-    kernels: dict[str, str] = field(default_factory=dict, hash=False)
-    whole: frozenset[str] = frozenset()
+
+def _ways(chosen: tuple[str, ...], sizes: tuple[int, ...]) -> int:
+    """Into how many shards the last axis' factor is split."""
+    return prod(size for name, size in zip(chosen, sizes, strict=True) if name == chosen[-1])
+
+
+def layouts_of(rule: OpRule, op: Op, layer: LayerClass, factors: tuple[str, ...]) -> tuple[Layouts, Layouts]:
+    """Layouts of the op's operands (one each, as in `op.operands`) and results when axis i splits `factors[i]`."""
+    specs = [layer.values[name] for name in op.operands]
+    operands = tuple(
+        tuple(_operand(rule, i, f, spec.requires_grad) for f in factors) for i, spec in enumerate(specs)
+    )
+    return operands, tuple(tuple(_result(rule, dims, f) for f in factors) for dims in rule.results)
+
+
+def _operand(rule: OpRule, index: int, factor: str, requires_grad: bool) -> int:
+    dims = rule.operands[index]
+    if not factor:
+        return REPLICATE
+    if factor == LINEAR:
+        return PARTIAL
+    if factor in dims:
+        return dims.index(factor)
+    if index in rule.added and any(_result(rule, r, factor) == PARTIAL for r in rule.results):
+        return PARTIAL
+    return BROADCAST if requires_grad else REPLICATE
+
+
+def _result(rule: OpRule, dims: Iterable[str], factor: str) -> int:
+    if not factor:
+        return REPLICATE
+    if factor == LINEAR:
+        return PARTIAL
+    where = list(dims)
+    if factor in where:
+        return where.index(factor)
+    return REPLICATE if factor in rule.whole else PARTIAL

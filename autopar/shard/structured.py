@@ -1,0 +1,243 @@
+"""Lines of ops whose factors depend on their arguments: dims to keep whole, permutations, index lists, options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from autopar.graph import Op, Ref, TensorSpec
+from autopar.shard.views import view_line
+
+
+@dataclass(frozen=True)
+class Site:
+    """An op with the specs of its operands (repeats kept) and results: all that its line may depend on."""
+
+    op: Op
+    operands: tuple[TensorSpec, ...]
+    results: tuple[TensorSpec, ...]
+
+    def argument(self, position: int, name: str, default: Any = None) -> Any:
+        """The argument given at `position` or by `name`, else `default`."""
+        return self.op.args[position] if len(self.op.args) > position else dict(self.op.kwargs).get(name, default)
+
+    @property
+    def rank(self) -> int:
+        """Number of dims of the first operand."""
+        return len(self.operands[0].shape)
+
+    def dims(self, position: int, name: str, default: Any = None) -> set[int]:
+        """Dims of the first operand named by an argument, counted from the left; all of them when it is absent."""
+        given = self.argument(position, name, default)
+        if given is None or given == () or isinstance(given, bool):
+            return set(range(self.rank))
+        return {int(d) % max(self.rank, 1) for d in (given if isinstance(given, tuple) else (given,))}
+
+
+LineMaker: TypeAlias = Callable[[Site], str | None]
+
+
+def term(rank: int, fixed: Collection[int] = (), dropped: Collection[int] = ()) -> str:
+    """Term of a tensor whose dims are the factors d0, d1, ..., but for `fixed` ones; `dropped` dims are left out."""
+    return " ".join("_" if d in fixed else f"d{d}" for d in range(rank) if d not in dropped)
+
+
+def pointwise(site: Site) -> str | None:
+    """Elementwise with broadcasting; None where a dim of an operand is neither 1 nor the result's."""
+    result = site.results[0].shape
+    for spec in site.operands:
+        aligned = zip(reversed(spec.shape), reversed(result), strict=False)
+        if len(spec.shape) > len(result) or any(e != r and str(e) != "1" for e, r in aligned):
+            return None
+    return f"{', '.join(['...'] * len(site.operands))} -> {', '.join(['...'] * len(site.results))}"
+
+
+def view(site: Site) -> str:
+    """Any op that only reshapes."""
+    return view_line(site.operands[0].shape, site.results[0].shape)
+
+
+def new(site: Site) -> str:
+    """A tensor filled with a constant, made from another's dtype and device."""
+    return f"{term(site.rank, range(site.rank))} -> ..."
+
+
+def along(position: int, name: str, default: Any = None) -> LineMaker:
+    """Each dim on its own but for those of an argument, which stay whole (softmax, cumsum, sort, amax, split, ...)."""
+
+    def line(site: Site) -> str:
+        fixed = site.dims(position, name, default)
+        kept = [term(site.rank, fixed, fixed if len(r.shape) < site.rank else ()) for r in site.results]
+        return f"{', '.join([term(site.rank, fixed)] * len(site.operands))} -> {', '.join(kept)}"
+
+    return line
+
+
+def sliced(site: Site) -> str | None:
+    """A slice keeps its dim whole unless it takes all of it."""
+    same = site.operands[0].shape == site.results[0].shape and site.argument(4, "step", 1) == 1
+    return pointwise(site) if same else along(1, "dim", 0)(site)
+
+
+def summed(kernel: str = "") -> LineMaker:
+    """Sum or mean over dims: a split of a reduced dim leaves a partial result; `kernel` runs it."""
+
+    def line(site: Site) -> str:
+        reduced = sorted(site.dims(1, "dim"))
+        kept = term(site.rank, reduced, reduced if len(site.results[0].shape) < site.rank else ())
+        notes = ", ".join(f"d{d}: {kernel}" for d in reduced if kernel)
+        return f"{term(site.rank)} -> {kept} | {notes}"
+
+    return line
+
+
+def transpose(site: Site) -> str:
+    """Two dims change places; `t` and `mT` swap the last two."""
+    order = list(range(site.rank))
+    if order[1:]:
+        first, second = int(site.argument(1, "dim0", -2)), int(site.argument(2, "dim1", -1))
+        order[first], order[second] = order[second], order[first]
+    return permuted(order)
+
+
+def permute(site: Site) -> str:
+    """Result dim i is operand dim `dims[i]`."""
+    return permuted([int(d) % site.rank for d in site.argument(1, "dims")])
+
+
+def permuted(order: Sequence[int]) -> str:
+    """Line of a tensor whose dims are put in `order`."""
+    return f"{term(len(order))} -> {' '.join(f'd{d}' for d in order)}"
+
+
+def cat(site: Site) -> str:
+    """Tensors joined along a dim, which stays whole."""
+    fixed = site.dims(1, "dim", 0)
+    return f"{', '.join(term(len(s.shape), fixed) for s in site.operands)} -> {term(site.rank, fixed)}"
+
+
+def stack(site: Site) -> str:
+    """Tensors joined along a new dim."""
+    new_dim = int(site.argument(1, "dim", 0)) % (site.rank + 1)
+    result = [f"d{d}" for d in range(site.rank)]
+    result.insert(new_dim, "_")
+    return f"{', '.join([term(site.rank)] * len(site.operands))} -> {' '.join(result)}"
+
+
+def pad(site: Site) -> str:
+    """Padded dims stay whole; `pad` lists pairs from the last dim backwards."""
+    amounts = site.argument(1, "pad")
+    fixed = {site.rank - 1 - i // 2 for i, amount in enumerate(amounts) if amount != 0}
+    return f"{term(site.rank, fixed)} -> {term(site.rank, fixed)}"
+
+
+def matmul(site: Site) -> str:
+    """Matrix product with broadcast batch dims, or with vectors."""
+    left = "k" if site.rank == 1 else "... m k"
+    right = "k" if len(site.operands[1].shape) == 1 else "... k n"
+    batch = "... " if "..." in left + right else ""
+    rows, columns = "m " * ("m" in left), "n" * ("n" in right)
+    return f"{left}, {right} -> {batch}{rows}{columns}"
+
+
+def einsum(site: Site) -> str | None:
+    """The equation is the rule; None without an explicit result or with a repeated index in one term."""
+    equation = str(site.argument(0, "equation")).replace(" ", "").replace("...", ".")
+    if "->" not in equation or any(t.count(c) > 1 for t in equation.replace("->", ",").split(",") for c in t):
+        return None
+    sides = [", ".join(" ".join(t).replace(".", "...") for t in side.split(",")) for side in equation.split("->")]
+    return " -> ".join(sides)
+
+
+def convolution(site: Site) -> str | None:
+    """Convolution over whole images; None when grouped."""
+    if site.argument(6, "groups", 1) != 1:
+        return None
+    space = "_ " * (site.rank - 2)
+    return f"b i {space}, o i {space}, + o -> b o {space}"
+
+
+def normalised(site: Site) -> str:
+    """Layer norm and RMS norm: the normalised dims stay whole."""
+    whole = "_ " * len(site.argument(1, "normalized_shape"))
+    kept = ", ".join([f"... {whole}"] * len(site.results))
+    return f"... {whole}, {whole}, {whole} -> {kept}"
+
+
+def attention(site: Site) -> str:
+    """Scaled dot product attention: batch and heads (grouped: what both counts share), queries unless causal."""
+    query = "_" if site.argument(5, "is_causal", False) else "q"
+    return f"... {query} _, ... _ _, ... _ _, ... {query} _ -> ... {query} _"
+
+
+def embedding(site: Site) -> str | None:
+    """Rows of a table; None where the gradient counts indices over all ranks."""
+    if site.argument(3, "scale_grad_by_freq", False) or site.argument(4, "sparse", False):
+        return None
+    return "v d, ... -> ... d | v: embedding_rows"
+
+
+def dropout(site: Site) -> str:
+    """Masks come from the global element index, so the kernel runs even where nothing is split."""
+    active = site.argument(1, "p", 0.5) and site.argument(2, "train", True)
+    return f"... -> {', '.join(['...'] * len(site.results))} | {'*: dropout' if active else ''}"
+
+
+def cross_entropy(site: Site) -> str | None:
+    """Rows and classes may be split; None with class weights or class probabilities."""
+    target = site.operands[1]
+    if len(site.operands) > 2 or len(target.shape) != max(site.rank - 1, 0) or "int" not in target.dtype:
+        return None
+    classes = "_" if site.argument(5, "label_smoothing", 0.0) else "v"
+    rows = [f"n{i or ''}" for i in range(len(target.shape))]
+    columns = " ".join([*rows[:1], classes, *rows[1:]])
+    reduction = site.argument(3, "reduction", 1)
+    kept = " ".join(rows) if reduction == 0 else ""
+    notes = ["v: cross_entropy whole"] * (classes == "v")
+    notes += [f"{row}: cross_entropy" for row in rows if reduction == 1]
+    return f"{columns}, {' '.join(rows)} -> {kept} | {', '.join(notes)}"
+
+
+def elementwise_loss(site: Site) -> str | None:
+    """A loss of pairs of elements: none, mean (1) or sum (2); None when the two broadcast."""
+    if len({spec.shape for spec in site.operands}) > 1:
+        return None
+    reduction = site.argument(2, "reduction", 1)
+    kept = term(site.rank) if reduction == 0 else ""
+    notes = [f"d{d}: mean_loss" for d in range(site.rank) if reduction == 1]
+    return f"{term(site.rank)}, {term(site.rank)} -> {kept} | {', '.join(notes)}"
+
+
+def index(site: Site) -> str | None:
+    """`x[i, j, ...]`: indexed dims stay whole, index dims take their place (in front when they are not neighbours)."""
+    places = [d for d, i in enumerate(site.argument(1, "indices")) if isinstance(i, Ref)]
+    if any(spec.dtype == "bool" for spec in site.operands[1:]):
+        return None
+    width = max(len(spec.shape) for spec in site.operands[1:])
+    kept = [f"x{d}" for d in range(site.rank) if d not in places]
+    at = places[0] if places == list(range(places[0], places[-1] + 1)) else 0
+    kept[at:at] = [f"i{d}" for d in range(width)]
+    source = " ".join("_" if d in places else f"x{d}" for d in range(site.rank))
+    spots = [" ".join(f"i{width - len(s.shape) + d}" for d in range(len(s.shape))) for s in site.operands[1:]]
+    return f"{source}, {', '.join(spots)} -> {' '.join(kept)}"
+
+
+def index_select(site: Site) -> str:
+    """Slices of one dim picked by a vector of indices."""
+    (dim,) = site.dims(1, "dim")
+    before, after = " ".join(f"x{d}" for d in range(dim)), " ".join(f"x{d}" for d in range(dim + 1, site.rank))
+    return f"{before} _ {after}, i -> {before} i {after}"
+
+
+def gather(site: Site) -> str:
+    """Elements picked along a dim; other dims are shared where the index does not cut them short."""
+    (dim,) = site.dims(1, "dim")
+    source, picks = site.operands
+    short = {d for d in range(site.rank) if source.shape[d] != picks.shape[d]} - {dim}
+    return f"{term(site.rank, short | {dim})}, {term(site.rank, short)} -> {term(site.rank, short)}"
+
+
+def constant(site: Site) -> str:
+    """A tensor whose elements depend on their place: never split."""
+    return f"-> {term(len(site.results[0].shape), range(len(site.results[0].shape)))}"

@@ -1,0 +1,119 @@
+"""The registry: a line, or what makes one from the op's arguments, for each op by name."""
+
+from __future__ import annotations
+
+from autopar.errors import ConfigError
+from autopar.graph import DTYPE_BYTES, Ref
+from autopar.shard import structured as make
+from autopar.shard.notation import parse
+from autopar.shard.structured import LineMaker, Site
+
+POINTWISE = """
+    abs acos asin atan atan2 ceil celu clamp clamp_max clamp_min cos cosh elu erf erfc exp exp2 expm1 floor frac gelu
+    hardsigmoid hardswish hardtanh leaky_relu log log10 log1p log2 log_sigmoid logit mish neg nan_to_num pow reciprocal
+    relu relu6 round rsqrt selu sgn sigmoid sign silu sin sinh softplus softsign sqrt square tan tanh threshold trunc
+    add addcdiv addcmul div floor_divide fmod lerp maximum minimum mul remainder rsub sub true_divide prelu
+    __and__ __or__ __xor__ bitwise_and bitwise_not bitwise_or bitwise_xor eq ge gt isfinite isinf isnan le logical_and
+    logical_not logical_or logical_xor lt ne masked_fill where
+    _to_copy alias clone contiguous detach expand expand_as lift_fresh_copy to type_as broadcast_to
+    empty_like full_like ones_like zeros_like
+"""
+"""Elementwise ops with broadcasting, copies, casts and `expand` (broadcasting alone)."""
+
+VIEWS = """
+    _unsafe_view flatten reshape reshape_as squeeze unflatten unsqueeze view view_as
+"""
+"""Ops that only reshape."""
+
+REDUCTIONS = "all amax amin any argmax argmin logsumexp max min prod std var"
+"""Reductions whose dims can't be split: partial results of theirs are no sums."""
+
+LINEAR_OPS = """
+    _to_copy _unsafe_view alias broadcast_to clone contiguous expand expand_as flatten mean neg permute reshape select
+    slice split split_with_sizes chunk squeeze sum t to transpose mT tril triu unbind unflatten unsqueeze view
+"""
+"""Ops linear in their only tensor operand, whatever their other arguments."""
+
+RULES: dict[str, str | LineMaker] = {
+    "aten.linear": "... k, n k, + n -> ... n",
+    "aten.mm": "m k, k n -> m n",
+    "aten.bmm": "b m k, b k n -> b m n",
+    "aten.mv": "m k, k -> m",
+    "aten.dot": "k, k ->",
+    "aten.outer": "m, n -> m n",
+    "aten.addmm": "+ m n, m k, k n -> m n",
+    "aten.baddbmm": "+ b m n, b m k, b k n -> b m n",
+    "aten.matmul": make.matmul,
+    "aten.einsum": make.einsum,
+    **dict.fromkeys(("aten.conv1d", "aten.conv2d", "aten.conv3d"), make.convolution),
+    **dict.fromkeys(("aten.max_pool2d", "aten.avg_pool2d", "aten.adaptive_avg_pool2d"), "... _ _ -> ... _ _"),
+    **dict.fromkeys(("aten.layer_norm", "aten.rms_norm", "aten.native_layer_norm"), make.normalised),
+    "aten.scaled_dot_product_attention": make.attention,
+    "aten.embedding": make.embedding,
+    "aten.one_hot": "... -> ... _",
+    **dict.fromkeys(("aten.dropout", "aten.native_dropout"), make.dropout),
+    "aten.cross_entropy_loss": make.cross_entropy,
+    **dict.fromkeys(("aten.mse_loss", "aten.l1_loss"), make.elementwise_loss),
+    **{f"aten.{name}": make.pointwise for name in POINTWISE.split()},
+    **dict.fromkeys(("aten.max.other", "aten.min.other"), make.pointwise),
+    **{f"aten.{name}": make.view for name in VIEWS.split()},
+    **dict.fromkeys(("aten.t", "aten.mT", "aten.transpose"), make.transpose),
+    "aten.permute": make.permute,
+    "aten.sum": make.summed(),
+    "aten.mean": make.summed("mean"),
+    **{f"aten.{name}": make.along(1, "dim") for name in REDUCTIONS.split()},
+    "aten.linalg_vector_norm": make.along(2, "dim"),
+    **dict.fromkeys(("aten.softmax", "aten.log_softmax", "aten._softmax", "aten._log_softmax"), make.along(1, "dim")),
+    **dict.fromkeys(("aten.cumsum", "aten.cumprod", "aten.flip", "aten.glu"), make.along(1, "dim", -1)),
+    "aten.sort": make.along(1, "dim", -1),
+    **dict.fromkeys(("aten.topk", "aten.diff"), make.along(2, "dim", -1)),
+    "aten.roll": make.along(2, "dims"),
+    **dict.fromkeys(("aten.tril", "aten.triu"), "... _ _ -> ... _ _"),
+    "aten.slice": make.sliced,
+    **dict.fromkeys(("aten.select", "aten.unbind", "aten.narrow"), make.along(1, "dim", 0)),
+    **dict.fromkeys(("aten.split", "aten.split_with_sizes", "aten.chunk"), make.along(2, "dim", 0)),
+    "aten.cat": make.cat,
+    "aten.stack": make.stack,
+    **dict.fromkeys(("aten.pad", "aten.constant_pad_nd"), make.pad),
+    "aten.index": make.index,
+    "aten.index_select": make.index_select,
+    "aten.gather": make.gather,
+    **dict.fromkeys(("aten.full", "aten.ones", "aten.zeros", "aten.empty"), "-> ..."),
+    **dict.fromkeys(("aten.new_full", "aten.new_ones", "aten.new_zeros"), make.new),
+    **dict.fromkeys(("aten.arange", "aten.eye", "aten.linspace", "aten.scalar_tensor"), make.constant),
+}
+"""Lines by op: by overload (`aten.max.other`) or else by name for all overloads (`aten.linear`)."""
+
+
+def register(target: str, line: str) -> None:
+    """Add or replace the line of an op: `mylib::op`, `mylib.op` or `mylib.op.overload`.
+
+    Raises ConfigError when the target is no such name or the line can't be read.
+    """
+    name = target.replace("::", ".")
+    parts = name.split(".")
+    if len(parts) not in (2, 3) or not all(part.isidentifier() for part in parts):
+        raise ConfigError(f"{target!r} names no operator; write 'namespace::name' or 'namespace.name.overload'.")
+    parse(line)
+    RULES[name] = line
+
+
+def line_of(site: Site) -> str | None:
+    """The line of an op in place; None when it has no rule."""
+    name = site.op.target
+    entry = RULES.get(name) or RULES.get(name.rpartition(".")[0])
+    return entry(site) if callable(entry) else entry
+
+
+def is_linear(site: Site) -> bool:
+    """Whether partial sums may pass: the op is linear in all its tensor operands together, and loses no precision."""
+    specs = (*site.operands, *site.results)
+    widths = [DTYPE_BYTES[spec.dtype] for spec in specs]
+    if not all("float" in spec.dtype for spec in specs) or min(widths[len(site.operands) :]) < widths[0]:
+        return False
+    name = site.op.target.split(".")[1]
+    if len(site.operands) > 1:
+        return name in ("add", "sub", "cat", "stack")
+    if name in ("mul", "div"):
+        return isinstance(site.op.args[0], Ref) and not site.op.target.endswith("_mode")
+    return name in LINEAR_OPS.split() and site.op.target.startswith("aten.")
