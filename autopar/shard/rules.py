@@ -8,12 +8,13 @@ from math import prod
 
 from autopar.graph import BROADCAST, PARTIAL, REPLICATE, LayerClass, Layout, Op, TensorSpec
 from autopar.shard.factors import LINEAR, Factor, OpRule
+from autopar.shard.inner import inner_collectives
 from autopar.shard.notation import bind, parse
 from autopar.shard.structured import Site
 from autopar.shard.table import is_linear, line_of
 from autopar.shard.table import register as _register
 
-__all__ = ["LINEAR", "Factor", "OpRule", "assignments", "layouts_of", "register", "rule_for"]
+__all__ = ["LINEAR", "Factor", "OpRule", "assignments", "inner_collectives", "layouts_of", "register", "rule_for"]
 
 Layouts = tuple[Layout, ...]
 
@@ -38,17 +39,27 @@ def register(target: str, line: str) -> None:
     _rule.cache_clear()
 
 
-@cache
-def assignments(rule: OpRule, axis_sizes: tuple[int, ...], batch: int) -> tuple[tuple[str, ...], ...]:
+def assignments(
+    rule: OpRule, op: Op, layer: LayerClass, axis_sizes: tuple[int, ...], batch: int
+) -> tuple[tuple[str, ...], ...]:
     """Every legal choice of the factor that each mesh axis splits, '' = none first, at a global microbatch of `batch`.
 
-    A factor's extent must divide by the product of the sizes of all axes that split it.
+    A factor's extent must divide by the product of the sizes of all axes that split it. Results that are no numbers
+    (bool) are never left partial.
     """
-    extents = {"": 0} | {f.name: f.extent.at(batch) for f in rule.factors}
+    numbers = all(layer.values[name].dtype != "bool" for name in op.results)
+    summed = {f.name for f in rule.factors if any(_result(rule, r, f.name) == PARTIAL for r in rule.results)}
+    extents = {"": 0} | {f.name: f.extent.at(batch) for f in rule.factors if numbers or f.name not in summed}
+    return _combinations(tuple(extents.items()), axis_sizes)
+
+
+@cache
+def _combinations(extents: tuple[tuple[str, int], ...], axis_sizes: tuple[int, ...]) -> tuple[tuple[str, ...], ...]:
+    length = dict(extents)
     found: list[tuple[str, ...]] = [()]
     for i in range(len(axis_sizes)):
-        longer = [(*chosen, name) for chosen in found for name in extents]
-        found = [c for c in longer if extents[c[-1]] % _ways(c, axis_sizes[: i + 1]) == 0]
+        longer = [(*chosen, name) for chosen in found for name in length]
+        found = [c for c in longer if length[c[-1]] % _ways(c, axis_sizes[: i + 1]) == 0]
     return tuple(found)
 
 
