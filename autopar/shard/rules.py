@@ -71,9 +71,7 @@ def _ways(chosen: tuple[str, ...], sizes: tuple[int, ...]) -> int:
 def layouts_of(rule: OpRule, op: Op, layer: LayerClass, factors: tuple[str, ...]) -> tuple[Layouts, Layouts]:
     """Layouts of the op's operands (one each, as in `op.operands`) and results when axis i splits `factors[i]`."""
     specs = [layer.values[name] for name in op.operands]
-    operands = tuple(
-        tuple(_operand(rule, i, f, spec.requires_grad) for f in factors) for i, spec in enumerate(specs)
-    )
+    operands = tuple(tuple(_operand(rule, i, f, spec.requires_grad) for f in factors) for i, spec in enumerate(specs))
     return operands, tuple(tuple(_result(rule, dims, f) for f in factors) for dims in rule.results)
 
 
