@@ -1,20 +1,19 @@
-"""From one layout to another: which elementary moves, in which order, and how many bytes each moves.
+"""From one layout to another: which elementary moves, in which order.
 
-Several axes may split one dim, the first axis outermost. An axis can therefore leave a dim only while it is the innermost
-there, and enter one only as the new innermost: what stays put in a dim is the common prefix of the axes that split it
-before and after; the rest leaves inner axes first, and then enters outer axes first. Within that order whatever makes
-the local shard smaller comes early and gathers come late.
+Several axes may split one dim, the first axis outermost. An axis can therefore leave a dim only while it is the
+innermost there, and enter one only as the new innermost: what stays put in a dim is the common prefix of the axes that
+split it before and after; the rest leaves inner axes first, and then enters outer axes first. Within that order
+whatever makes the local shard smaller comes early and gathers come late.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
-from math import prod
 
-from autopar.graph import BROADCAST, DTYPE_BYTES, PARTIAL, REPLICATE, CollectiveKey, Layout, TensorSpec, local_shape
+from autopar.graph import BROADCAST, PARTIAL, REPLICATE, Layout
 from autopar.shard.program import Move
 
 LOCAL_MOVES = frozenset({"slice", "pad", "divide"})
@@ -27,28 +26,6 @@ class Moves:
 
     forward: tuple[Move, ...]
     backward: tuple[Move, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SizedMove:
-    """A move over `ranks` ranks with the bytes of a rank's shard before and after it."""
-
-    move: Move
-    ranks: int
-    before_bytes: int
-    after_bytes: int
-
-    @property
-    def full_bytes(self) -> int:
-        """Size of the full buffer in the sense of `CollectiveKey`."""
-        return max(self.before_bytes, self.after_bytes)
-
-    def key(self, strides: Sequence[int]) -> CollectiveKey | None:
-        """What a cost model prices, the mesh axes' neighbours lying `strides` ranks apart; None for local moves."""
-        if self.move.kind in LOCAL_MOVES:
-            return None
-        stride = min(strides[a] for a in self.move.axes)
-        return CollectiveKey(self.move.kind, self.full_bytes, self.ranks, stride)
 
 
 def gradient_layout(layout: Layout) -> Layout:
@@ -65,10 +42,11 @@ _GRADIENT = {PARTIAL: REPLICATE, BROADCAST: PARTIAL}
 
 
 def is_legal(source: Layout, target: Layout) -> bool:
-    """Whether a value can be put from `source` into `target`: nothing becomes partial that was not."""
-    return len(source) == len(target) and all(
-        t != PARTIAL or s == PARTIAL for s, t in zip(source, target, strict=True)
-    )
+    """Whether a value can be put from `source` into `target`: a split never becomes partial.
+
+    It could, but only work that ends in a sum makes sense of partial values, and a gather serves that better.
+    """
+    return len(source) == len(target) and all(t != PARTIAL or s < 0 for s, t in zip(source, target, strict=True))
 
 
 @lru_cache(maxsize=1 << 16)
@@ -103,21 +81,6 @@ def after(layout: Layout, move: Move) -> Layout:
         move.kind, move.to_dim if move.kind == "all_to_all" else move.dim
     )
     return tuple(placement if a in move.axes else p for a, p in enumerate(layout))
-
-
-def sizes_along(
-    moves: Iterable[Move], layout: Layout, spec: TensorSpec, axis_sizes: tuple[int, ...], batch: int
-) -> tuple[SizedMove, ...]:
-    """The moves of a path that starts in `layout`, each with the bytes of rank 0's shard before and after it."""
-    shape, sized = spec.shape_at(batch), list[SizedMove]()
-    for move in moves:
-        then = after(layout, move)
-        before, behind = (
-            DTYPE_BYTES[spec.dtype] * prod(local_shape(shape, lay, axis_sizes)) for lay in (layout, then)
-        )
-        sized.append(SizedMove(move, prod(axis_sizes[a] for a in move.axes), before, behind))
-        layout = then
-    return tuple(sized)
 
 
 def _joins(first: Move, second: Move) -> bool:
@@ -178,7 +141,7 @@ def _leaving(now: Layout, target: Layout) -> Iterator[tuple[int, Move]]:
         stay = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(here, wanted, strict=False))))
         goals = [min(target[a], 0) for a in here[stay:]]
         if goals:
-            length = len(list(takewhile(lambda g: g == goals[-1], reversed(goals))))
+            length = len(list(takewhile(goals[-1].__eq__, reversed(goals))))
             yield _leave(here, dim, goals[-1], length)
 
 

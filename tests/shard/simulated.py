@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 
 import numpy as np
@@ -58,22 +58,25 @@ def run_move(move: Move, shards: Shards, sizes: tuple[int, ...]) -> Shards:
     result: Shards = {}
     for rank in shards:
         group = [r for r in ranks(sizes) if all(r[a] == rank[a] for a in range(len(sizes)) if a not in move.axes)]
-        result[rank] = _MOVES[move.kind](move, [shards[r] for r in group], group.index(rank))
+        result[rank] = _moved(move, [shards[r] for r in group], group.index(rank))
     return result
 
 
-def _pad(move: Move, held: list[np.ndarray], index: int) -> np.ndarray:
-    pieces = [np.zeros_like(held[index])] * len(held)
-    pieces[index] = held[index]
-    return np.concatenate(pieces, move.dim)
-
-
-_MOVES: dict[str, Callable[[Move, list[np.ndarray], int], np.ndarray]] = {
-    "all_reduce": lambda m, held, i: sum(held),
-    "all_gather": lambda m, held, i: np.concatenate(held, m.dim),
-    "reduce_scatter": lambda m, held, i: np.split(sum(held), len(held), m.dim)[i],
-    "all_to_all": lambda m, held, i: np.concatenate([np.split(h, len(held), m.to_dim)[i] for h in held], m.dim),
-    "slice": lambda m, held, i: np.split(held[i], len(held), m.dim)[i],
-    "pad": _pad,
-    "divide": lambda m, held, i: held[i] / len(held),
-}
+def _moved(move: Move, held: list[np.ndarray], index: int) -> np.ndarray:
+    """What the rank `index` of a group has after `move`, its ranks holding `held`."""
+    ways, mine = len(held), held[index]
+    match move.kind:
+        case "all_reduce":
+            return sum(held)
+        case "all_gather":
+            return np.concatenate(held, move.dim)
+        case "reduce_scatter":
+            return np.split(sum(held), ways, move.dim)[index]
+        case "all_to_all":
+            return np.concatenate([np.split(h, ways, move.to_dim)[index] for h in held], move.dim)
+        case "slice":
+            return np.split(mine, ways, move.dim)[index]
+        case "divide":
+            return mine / ways
+        case "pad":
+            return np.concatenate([mine if i == index else np.zeros_like(mine) for i in range(ways)], move.dim)
