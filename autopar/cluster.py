@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, field_validator
+
+from autopar.errors import ConfigError
+from autopar.settings import Settings, check_settings, near, read_settings, user_folder
+
+GIB = 1 << 30
+DTYPES = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float4_e2m1fn_x2")
+"""Dtypes a device file may give rates for, by the names torch has for them."""
 
 
 @dataclass(frozen=True)
@@ -59,3 +73,175 @@ class Cluster:
     def link(self, ranks: int, stride: int) -> Link:
         """The slowest link that a group of `ranks` devices, each `stride` apart, has to cross."""
         return self.intra if ranks * stride <= self.devices_per_node else self.inter
+
+
+# --- reading them -------------------------------------------------------------------------------------------------
+
+Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=False)]
+Share: TypeAlias = Annotated[float, Field(gt=0, le=1, strict=False)]
+Count: TypeAlias = Annotated[int, Field(ge=1)]
+
+
+class LinkFile(Settings):
+    """A link in a file: GB/s (1e9 bytes) per device one way by datasheet, the share reached, and microseconds."""
+
+    name: str
+    gb_per_s: Positive
+    efficiency: Share
+    latency_us: Positive
+
+    def link(self) -> Link:
+        """The link at the rate it reaches."""
+        return Link(self.name, self.gb_per_s * 1e9 * self.efficiency, self.latency_us * 1e-6)
+
+
+class DeviceFile(Settings):
+    """A file of `profiles/devices`: datasheet figures, their sources, and the links of the usual node."""
+
+    name: str
+    aliases: tuple[str, ...] = Field((), strict=False)
+    backend: Literal["cuda", "cpu"] = "cuda"
+    memory_gib: Positive
+    usable_gib: Positive
+    reserve_gib: Positive
+    memory_gb_per_s: Positive
+    launch_us: Positive
+    overlap: Annotated[float, Field(ge=0, le=1, strict=False)] = 0.0
+    power_w: Positive | None = None
+    price_per_hour: Positive | None = None
+    peak_tflops: dict[str, Positive]
+    efficiency: dict[str, Share]
+    intra: LinkFile
+    inter: LinkFile
+    sources: dict[str, str]
+
+    @field_validator("peak_tflops", "efficiency")
+    @classmethod
+    def _known_dtypes(cls, table: dict[str, float]) -> dict[str, float]:
+        unknown = [key for key in table if key not in DTYPES and key != "memory"]
+        if unknown:
+            raise ValueError(f"{', '.join(unknown)} is no dtype; give {', '.join(DTYPES)} (efficiency: memory, too)")
+        return table
+
+    def device(self) -> Device:
+        """The device in base units."""
+        return Device(
+            name=self.name,
+            backend=self.backend,
+            memory_bytes=int(self.memory_gib * GIB),
+            usable_bytes=int(self.usable_gib * GIB),
+            reserve_bytes=int(self.reserve_gib * GIB),
+            peak_flops_per_s={dtype: float(round(tflops * 1e12)) for dtype, tflops in self.peak_tflops.items()},
+            memory_bytes_per_s=self.memory_gb_per_s * 1e9,
+            efficiency=dict(self.efficiency),
+            launch_s=self.launch_us * 1e-6,
+            overlap=self.overlap,
+            aliases=self.aliases,
+            power_w=self.power_w,
+            price_per_hour=self.price_per_hour,
+            sources=tuple(f"{field}: {source}" for field, source in self.sources.items()),
+        )
+
+
+class ClusterFile(Settings):
+    """A cluster file: equal nodes of one device; links that aren't given are those of the device's usual node."""
+
+    name: str
+    device: str
+    nodes: Count
+    devices_per_node: Count
+    intra: LinkFile | None = None
+    inter: LinkFile | None = None
+    sources: dict[str, str] = Field(default_factory=dict)
+
+    def cluster(self) -> Cluster:
+        """The cluster with its device looked up; raises ConfigError for an unknown one."""
+        found = find_device(self.device)
+        intra, inter = self.intra or found.intra, self.inter or found.inter
+        return Cluster(self.name, found.device(), self.nodes, self.devices_per_node, intra.link(), inter.link())
+
+
+def load_cluster(text: str) -> Cluster:
+    """A cluster from `[NODESx]DEVICESxDEVICE`, the path of a TOML file, or the name of a shipped cluster.
+
+    Raises ConfigError with every mistake, or with the names most like an unknown one.
+    """
+    sized = re.fullmatch(r"(?:(\d+)x)?(\d+)x(\D.*)", text)
+    if sized:
+        return _sized(text, int(sized[1] or 1), int(sized[2]), sized[3])
+    if text.endswith(".toml") or "/" in text:
+        return read_settings(Path(text), ClusterFile).cluster()
+    for cluster in shipped_clusters():
+        if cluster.name == text:
+            return cluster.cluster()
+    known = [c.name for c in shipped_clusters()] + [f"8x{d.name}" for d in all_devices()]
+    raise ConfigError(
+        f"cluster {text!r} is not known{near(text, known)} Give [NODESx]DEVICESxDEVICE such as 16x8xh100-80gb, "
+        "a TOML file, `local`, or a name that `autopar clusters` lists."
+    )
+
+
+def find_device(name: str) -> DeviceFile:
+    """The device with this name or alias (case and punctuation don't count); ConfigError names the nearest ones."""
+    known = {_plain(key): device for device in all_devices() for key in (device.name, *device.aliases)}
+    if _plain(name) in known:
+        return known[_plain(name)]
+    names = sorted({key for device in all_devices() for key in (device.name, *device.aliases)})
+    raise ConfigError(
+        f"device {name!r} is not known{near(name.lower(), names)} `autopar devices` lists those there are; "
+        f"`autopar devices add {name} --tflops ... --bandwidth-gbs ... --memory-gib ...` adds it."
+    )
+
+
+def all_devices() -> list[DeviceFile]:
+    """Every device: the shipped ones, then those that the user has added (an added one wins over a shipped one)."""
+    return [*_device_files(_profiles() / "devices"), *_device_files(user_folder() / "devices")]
+
+
+@cache
+def shipped_clusters() -> tuple[ClusterFile, ...]:
+    """The clusters that come with autopar."""
+    return tuple(read_settings(path, ClusterFile) for path in sorted((_profiles() / "clusters").glob("*.toml")))
+
+
+def add_device(device: DeviceFile) -> Path:
+    """Write a device to the user's folder, where the loaders find it; the file's path. An earlier one is replaced."""
+    folder = user_folder() / "devices"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{_plain(device.name)}.toml"
+    path.write_text(_toml(device.model_dump(exclude_none=True)), encoding="utf-8")
+    _read_device.cache_clear()
+    return path
+
+
+def _sized(text: str, nodes: int, devices_per_node: int, device: str) -> Cluster:
+    data = {"name": text, "device": device, "nodes": nodes, "devices_per_node": devices_per_node}
+    return check_settings(data, ClusterFile, f"cluster {text!r}").cluster()
+
+
+def _device_files(folder: Path) -> list[DeviceFile]:
+    return [_read_device(path) for path in sorted(folder.glob("*.toml"))]
+
+
+@cache
+def _read_device(path: Path) -> DeviceFile:
+    return read_settings(path, DeviceFile)
+
+
+def _profiles() -> Path:
+    """The shipped profiles: inside an installed package, or beside it in a checkout."""
+    inside = Path(__file__).parent / "_profiles"
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "profiles"
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
+
+
+def _toml(table: dict[str, Any], prefix: str = "") -> str:
+    """Plain values of a table first, then its sub-tables."""
+    lines = [f"{key} = {json.dumps(value)}" for key, value in table.items() if not isinstance(value, dict)]
+    for key, value in table.items():
+        if isinstance(value, dict):
+            lines += ["", f"[{prefix}{key}]", _toml(value, f"{prefix}{key}.")]
+    return "\n".join(lines) + "\n"

@@ -8,8 +8,13 @@ from collections.abc import Iterator
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: ranks and tests share few cores
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.pool import Pool
+
+# Times vary on a busy machine: they say nothing of the code.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 @pytest.fixture(scope="session")

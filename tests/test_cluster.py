@@ -1,0 +1,143 @@
+"""Device and cluster files, names and the mistakes people make in them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autopar.cluster import (
+    ClusterFile,
+    DeviceFile,
+    add_device,
+    all_devices,
+    find_device,
+    load_cluster,
+    shipped_clusters,
+)
+from autopar.errors import ConfigError
+from autopar.settings import check_settings
+
+GIB = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user folder of the test's own."""
+    monkeypatch.setenv("AUTOPAR_CACHE_DIR", str(tmp_path / "user"))
+    return tmp_path / "user"
+
+
+@pytest.mark.parametrize("device", all_devices(), ids=lambda d: d.name)
+def test_shipped_device_is_plausible(device: DeviceFile) -> None:
+    """Memory fits, every rate has an efficiency, and every figure that is a measurement or claim names its source."""
+    assert device.reserve_gib < device.usable_gib <= device.memory_gib
+    assert set(device.peak_tflops) | {"memory"} == set(device.efficiency)
+    assert {"peak_tflops", "memory_gb_per_s", "efficiency", "usable_gib", "links"} <= set(device.sources)
+
+
+def test_shipped_names_are_unambiguous() -> None:
+    """No name or alias stands for two devices."""
+    owners: dict[str, set[str]] = {}
+    for device in all_devices():
+        for name in (device.name, *device.aliases):
+            owners.setdefault(name.lower().replace("_", "-"), set()).add(device.name)
+    assert {name: found for name, found in owners.items() if len(found) > 1} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "per_node", "device"),
+    [
+        ("8xa100-80gb", 1, 8, "a100-80gb"),
+        ("16x8xh100-80gb", 16, 8, "h100-80gb"),
+        ("1xV100_SXM", 1, 1, "v100-32gb"),
+        ("selene", 384, 8, "a100-80gb"),
+    ],
+)
+def test_named_clusters(text: str, nodes: int, per_node: int, device: str) -> None:
+    """Sizes are read from the name; aliases are found whatever their case and punctuation."""
+    cluster = load_cluster(text)
+    assert (cluster.nodes, cluster.devices_per_node, cluster.device.name) == (nodes, per_node, device)
+    assert cluster.devices == nodes * per_node
+
+
+def test_units() -> None:
+    """File figures become base units: 2039 GB/s, 312 TFLOP/s, 79.1 GiB; a link is its rate times the share reached."""
+    cluster = load_cluster("2x8xa100-80gb")
+    assert cluster.device.memory_bytes_per_s == 2039e9
+    assert cluster.device.peak_flops_per_s["bfloat16"] == 312e12
+    assert cluster.device.usable_bytes == int(79.1 * GIB)
+    assert cluster.inter.bytes_per_s == pytest.approx(25e9 * 0.85)
+    assert cluster.link(ranks=8, stride=1) == cluster.intra
+    assert cluster.link(ranks=2, stride=8) == cluster.inter
+
+
+def test_shipped_clusters_load() -> None:
+    """Every shipped cluster file names a device there is."""
+    assert [load_cluster(c.name).devices for c in shipped_clusters()] == [
+        c.nodes * c.devices_per_node for c in shipped_clusters()
+    ]
+
+
+def test_unknown_device_names_near_ones() -> None:
+    """A misspelt device is answered with the nearest names and the command that adds one."""
+    with pytest.raises(ConfigError, match=r"'h100-8gb' is not known; did you mean h100-80gb.*autopar devices add"):
+        load_cluster("8xh100-8gb")
+
+
+def test_unknown_cluster_names_near_ones() -> None:
+    """A misspelt cluster is answered with the nearest name and the grammar."""
+    with pytest.raises(ConfigError, match=r"'selenne' is not known; did you mean selene.*\[NODESx\]DEVICESxDEVICE"):
+        load_cluster("selenne")
+
+
+def test_all_mistakes_of_a_file_at_once(tmp_path: Path) -> None:
+    """Wrong, missing and unknown fields of one file are all reported, each with file, field, value and remedy."""
+    path = tmp_path / "mine.toml"
+    path.write_text('name = "mine"\nnodes = 0\ndevices_per_node = "8"\nnode = 3\n[inter]\ngb_per_s = -1\n')
+    with pytest.raises(ConfigError) as caught:
+        load_cluster(str(path))
+    text = "\n".join(caught.value.mistakes)
+    assert all(m.startswith(f"{path}: ") for m in caught.value.mistakes)
+    assert "nodes: 0 is not allowed; greater than or equal to 1." in text
+    assert "devices_per_node: '8' is not allowed" in text
+    assert "device: is missing" in text
+    assert "node: unknown field; did you mean nodes" in text
+    assert "inter.gb_per_s: -1 is not allowed; greater than 0." in text
+
+
+def test_file_that_is_no_toml(tmp_path: Path) -> None:
+    """A file that can't be parsed is named with the place of the mistake."""
+    path = tmp_path / "mine.toml"
+    path.write_text("name = = 3")
+    with pytest.raises(ConfigError, match=r"mine.toml: not TOML: .*line 1"):
+        load_cluster(str(path))
+
+
+def test_added_device_is_found(own_folder: Path) -> None:
+    """A device written by `add_device` is found by name, with the same figures, and wins over a shipped one."""
+    template = find_device("a100-80gb")
+    mine = template.model_copy(update={"name": "My Chip", "aliases": ("mc",), "memory_gb_per_s": 1000.0})
+    path = add_device(mine)
+    assert path.parent == own_folder / "devices"
+    assert find_device("my-chip") == mine
+    add_device(template.model_copy(update={"power_w": 123.0}))
+    assert find_device("A100").power_w == 123.0
+
+
+@given(st.dictionaries(st.sampled_from([*ClusterFile.model_fields, "x"]), st.integers() | st.text() | st.floats()))
+def test_any_cluster_data_is_a_cluster_or_a_mistake(data: dict[str, object]) -> None:
+    """Arbitrary values give a cluster or a ConfigError, never another exception."""
+    with contextlib.suppress(ConfigError):
+        check_settings(data, ClusterFile, "file").cluster()
+
+
+def test_every_key_of_a_rate_is_a_dtype() -> None:
+    """Rates are keyed by dtype names; another key is refused with the list."""
+    data = find_device("a100").model_dump() | {"peak_tflops": {"int8": 624.0}}
+    with pytest.raises(ConfigError, match="int8 is no dtype; give bfloat16"):
+        check_settings(json.loads(json.dumps(data)), DeviceFile, "file")
