@@ -83,7 +83,7 @@ class _Table(Generic[Key]):
     """Seconds and sources by key."""
 
     def __init__(self, keys: Sequence[Key], seconds: Seconds, sources: Sequence[Source]) -> None:
-        self.index = {key: i for i, key in enumerate(keys)}
+        self.index: dict[Key, int] = {key: i for i, key in enumerate(keys)}
         self.seconds, self.sources = seconds, np.array(sources, dtype=object)
 
     def total(self, wanted: Sequence[Sequence[Key]], by_source: dict[Source, Seconds]) -> Seconds:

@@ -58,36 +58,50 @@ class RooflinePricer:
 
     def ops(self, keys: Sequence[OpKey]) -> OpTimes:
         """Seconds of each op, forward and backward. Raises ConfigError for a dtype the device has no rate for."""
-        found = [work(key) for key in keys]
-        dtypes = [w.dtype for w in found]
-        forward = pass_seconds([w.forward for w in found], dtypes, self.cluster.device)
-        backward = pass_seconds([w.backward for w in found], dtypes, self.cluster.device)
-        return OpTimes(forward, backward, ["roofline"] * len(found))
+        forward, backward = _Passes(), _Passes()
+        for key in keys:
+            found = work(key)
+            forward.add(found.forward, found.dtype)
+            backward.add(found.backward, found.dtype)
+        device = self.cluster.device
+        return OpTimes(forward.seconds(device), backward.seconds(device), ["roofline"] * len(keys))
 
     def collectives(self, keys: Sequence[CollectiveKey]) -> CollectiveTimes:
         """Seconds of each collective in closed form (`cost/collectives.py`)."""
         return collective_times(keys, self.cluster)
 
 
-def pass_seconds(passes: Sequence[Pass], dtypes: Sequence[str], device: Device) -> Seconds:
-    """Seconds of each pass, shape (passes,)."""
-    memory_rate = device.memory_bytes_per_s * device.efficiency.get("memory", DEFAULT_EFFICIENCY)
-    moved = np.array([p.bytes for p in passes], dtype=np.float64) / memory_rate
-    launches = np.array([p.launches for p in passes], dtype=np.float64) * device.launch_s
-    return np.maximum(_compute_seconds(passes, dtypes, device), moved) + launches
+class _Passes:
+    """Columns of many passes: plain numbers only, which keeps the garbage collector out of the way."""
 
+    def __init__(self) -> None:
+        self.moved: list[float] = []
+        self.launches: list[int] = []
+        self.gemms: list[float] = []
+        self.owners: list[int] = []
+        self.dtypes: list[str] = []
 
-def _compute_seconds(passes: Sequence[Pass], dtypes: Sequence[str], device: Device) -> Seconds:
-    owner = [i for i, p in enumerate(passes) for _ in p.gemms]
-    if not owner:
-        return np.zeros(len(passes))
-    rates = {dtype: flop_rate(device, dtype) for dtype in {dtypes[i] for i in owner}}
-    rate = np.array([rates[dtypes[i]] for i in owner])
-    batch, m, n, k, flops = np.array([g for p in passes for g in p.gemms], dtype=np.float64).T
-    seconds = flops / (rate * gemm_fill(batch, m, n, k, RAMPS[device.backend]))
-    total = np.zeros(len(passes))
-    np.add.at(total, owner, seconds)
-    return total
+    def add(self, one: Pass, dtype: str) -> None:
+        for gemm in one.gemms:
+            self.gemms.extend(gemm)
+            self.owners.append(len(self.moved))
+            self.dtypes.append(dtype)
+        self.moved.append(one.bytes)
+        self.launches.append(one.launches)
+
+    def seconds(self, device: Device) -> Seconds:
+        """Seconds of each pass, shape (passes,)."""
+        memory_rate = device.memory_bytes_per_s * device.efficiency.get("memory", DEFAULT_EFFICIENCY)
+        moving = np.array(self.moved, dtype=np.float64) / memory_rate
+        return np.maximum(self._computing(device), moving) + np.array(self.launches) * device.launch_s
+
+    def _computing(self, device: Device) -> Seconds:
+        rates = {dtype: flop_rate(device, dtype) for dtype in set(self.dtypes)}
+        rate = np.array([rates[dtype] for dtype in self.dtypes])
+        batch, m, n, k, flops = np.array(self.gemms, dtype=np.float64).reshape(-1, 5).T
+        total = np.zeros(len(self.moved))
+        np.add.at(total, self.owners, flops / (rate * gemm_fill(batch, m, n, k, RAMPS[device.backend])))
+        return total
 
 
 def flop_rate(device: Device, dtype: str) -> float:
