@@ -78,6 +78,16 @@ def is_view(target: str) -> bool:
     return _name(target) in _VIEWS
 
 
+def is_pointwise(target: str) -> bool:
+    """Whether an op is elementwise, its operands broadcast against each other (sums of two excepted)."""
+    return _name(target) not in _FORMULAS
+
+
+def passes_gradient(target: str) -> bool:
+    """Whether the gradient of an operand is (a view of) that of the result: plain views, sums, copies, joins."""
+    return _formula(target) is _view or _name(target) in ("add", "clone", "contiguous", "cat", "stack")
+
+
 def _name(target: str) -> str:
     return target.split(".")[1]
 

@@ -1,0 +1,73 @@
+"""The price of a lowered layer: the sum of its calls and layout changes, as the search's tables have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from autopar.cost.demand import Demand, price_demands
+from autopar.cost.moves import collective_key, relayout_demand
+from autopar.cost.pricer import Pricer, Source
+from autopar.cost.work import is_view, tensor_arguments
+from autopar.graph import DTYPE_BYTES, OpKey
+from autopar.plan import MeshAxis
+from autopar.shard.localize import op_key
+from autopar.shard.program import Call, Program, Relayout
+from autopar.shard.rules import inner_collectives
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """Seconds of one layer and microbatch on one device, its collectives fully exposed.
+
+    `compute_s` and `communication_s` split the sum of both passes by kind, `by_source` by where the seconds come from.
+    """
+
+    forward_s: float
+    backward_s: float
+    compute_s: float
+    communication_s: float
+    by_source: dict[Source, float]
+
+
+def price(program: Program, batch: int, mesh: Sequence[MeshAxis], pricer: Pricer) -> LayerCost:
+    """Price a lowered layer at a global microbatch of `batch` samples (without recomputation and synchronisation)."""
+    times = price_demands([layer_demand(program, batch, mesh)], pricer)
+    compute = times.forward_compute_s + times.backward_compute_s
+    communication = times.forward_communication_s + times.backward_communication_s
+    return LayerCost(
+        float(times.forward_s[0]),
+        float(times.backward_s[0]),
+        float(compute[0]),
+        float(communication[0]),
+        {source: float(seconds[0]) for source, seconds in times.by_source.items()},
+    )
+
+
+def layer_demand(program: Program, batch: int, mesh: Sequence[MeshAxis]) -> Demand:
+    """Demand of all steps of a lowered layer."""
+    parts = []
+    for step in program.steps:
+        if isinstance(step, Relayout):
+            spec = program.values[step.source]
+            parts.append(relayout_demand(spec, step.from_layout, step.to_layout, mesh, batch))
+        else:
+            parts.append(call_demand(step, program, batch, mesh))
+    return Demand.joined(parts)
+
+
+def call_demand(call: Call, program: Program, batch: int, mesh: Sequence[MeshAxis]) -> Demand:
+    """Demand of one op on local shards, with what its kernel communicates inside (all of it in the forward pass).
+
+    Of `program` only specs and mesh are used: the layouts are those of the call, which need not be part of it.
+    """
+    program = replace(program, layouts=dict(zip(call.operands, call.operand_layouts, strict=True)))
+    inner = tuple(
+        collective_key(kind, prod(shape) * DTYPE_BYTES[dtype], axes, mesh)
+        for kind, axes, shape, dtype in inner_collectives(call, program, batch)
+    )
+    key = op_key(call, program, batch)
+    if is_view(key.target) and not any(call.op.alias_of):  # strides that no view can express: it copies
+        key = OpKey("aten.clone.default", tuple(tensor_arguments(key)[:1]))
+    return Demand(ops=(key,), forward_collectives=inner)
