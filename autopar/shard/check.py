@@ -1,0 +1,187 @@
+"""Proof of a rule by trial: the op run on simulated shards, in one process, against the op run whole."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autopar.errors import ConfigError
+from autopar.graph import DeviceArg, Dtype, Extent, LayerClass, Layout, Op, Ref, TensorSpec
+from autopar.shard.localize import local_call
+from autopar.shard.notation import FIXED, REST, Line, bind, parse
+from autopar.shard.program import Call, Program
+from autopar.shard.relayout import gradient_layout
+from autopar.shard.rules import OpRule, assignments, layouts_of
+from autopar.shard.simulate import Rank, agrees, distribute, ranks, shard_of
+
+TOLERANCE = 1e-10
+"""Largest difference allowed, relative to the largest element of the whole tensor: tensors are float64."""
+
+MESHES = ((2,), (3,), (2, 2), (2, 3))
+"""Meshes on which a registered rule is tried; its factors count 12 each."""
+
+
+def check_rule(target: str, line: str, example: Sequence[Any] | None = None) -> None:
+    """Try a one-line rule on every mesh of MESHES and every assignment, results and gradients.
+
+    `example` is the arguments to call the op with; without it each operand is a random float64 tensor, 12 long in
+    every factor and 3 in every `_`. Raises ConfigError when the op can't be run or a sharded run differs.
+    """
+    parsed = parse(line)
+    arguments = tuple(example) if example is not None else _operands_for(parsed)
+    op, layer, tensors = capture(target.replace("::", "."), arguments)
+    rule = bind(parsed, tuple(layer.values[n] for n in op.operands), tuple(layer.values[n] for n in op.results))
+    if rule is None:
+        shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
+        raise ConfigError(f"{target}: rule {line!r} has no place for operands of shapes {shapes}. Add terms or dims.")
+    for sizes in MESHES:
+        for factors in assignments(rule, op, layer, sizes, 1):
+            faults = differences(rule, op, layer, tensors, sizes, factors)
+            if faults:
+                raise ConfigError(
+                    f"{target}: rule {line!r} is wrong: with factors {factors} split over axes of sizes {sizes} the "
+                    f"sharded op differs from the whole one in {', '.join(faults)}. Write '_' for dims it can't split."
+                )
+
+
+def _operands_for(line: Line) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    lengths = {FIXED: (3,), REST: (12, 12)}
+    shapes = ([n for dim in term for n in lengths.get(dim, (12,))] for term in line.operands)
+    return tuple(torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+
+
+def capture(
+    target: str, arguments: Sequence[Any], keywords: Mapping[str, Any] | None = None
+) -> tuple[Op, LayerClass, list[Tensor]]:
+    """An op called with `arguments` as a layer of its own, and its tensor operands in order.
+
+    Raises ConfigError when there is no such op or the call fails.
+    """
+    name = target if target.count(".") == 2 else f"{target}.default"
+    tensors: list[Tensor] = []
+    op_arguments = tuple(_record(a, tensors) for a in arguments)
+    op_keywords = tuple((k, _record(v, tensors)) for k, v in (keywords or {}).items())
+    try:
+        made = _as_tuple(_function(name)(*arguments, **(keywords or {})))
+    except Exception as error:
+        raise ConfigError(f"{name} can't be called with {op_arguments}: {error}. Give an example call.") from error
+    results = tuple(f"r{i}" for i in range(len(made)))
+    op = Op(name, name, op_arguments, op_keywords, results, (None,) * len(made))
+    values = {f"x{i}": _spec(t, t.is_floating_point()) for i, t in enumerate(tensors)}
+    flows = any(spec.requires_grad for spec in values.values())
+    values |= {r: _spec(t, flows and t.is_floating_point()) for r, t in zip(results, made, strict=True)}
+    return op, LayerClass(tuple(op.operands), (), (), (op,), results, values), tensors
+
+
+def _record(argument: Any, tensors: list[Tensor]) -> Any:
+    """The argument as a graph has it; tensors are appended to `tensors`."""
+    if isinstance(argument, Tensor):
+        tensors.append(argument)
+        return Ref(f"x{len(tensors) - 1}")
+    if isinstance(argument, list | tuple):
+        return tuple(_record(a, tensors) for a in argument)
+    return Dtype(str(argument).removeprefix("torch.")) if isinstance(argument, torch.dtype) else argument
+
+
+def _spec(tensor: Tensor, requires_grad: bool) -> TensorSpec:
+    shape = tuple(Extent(0, n) for n in tensor.shape)
+    return TensorSpec(shape, str(tensor.dtype).removeprefix("torch."), requires_grad)
+
+
+def differences(
+    rule: OpRule, op: Op, layer: LayerClass, operands: Sequence[Tensor], axis_sizes: tuple[int, ...],
+    factors: tuple[str, ...], batch: int = 1,
+) -> list[str]:  # fmt: skip
+    """Results and gradients that come out otherwise when the op runs on shards; empty when the rule is right.
+
+    `operands` are whole tensors, one for each of `op.operands`. Every rank of the mesh runs the op on its shards with
+    local sizes; what the ranks then hold is compared with what the layouts say of the whole.
+    """
+    generator = torch.Generator().manual_seed(1)
+    shapes = [layer.values[r].shape_at(batch) for r in op.results]
+    seeds = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    once = _Trial(op, layer, (), ((),) * len(operands), ((),) * len(shapes), (), batch)
+    expected = once.outcome(operands, seeds, rule)
+
+    layouts, result_layouts = layouts_of(rule, op, layer, factors)
+    trial = _Trial(op, layer, axis_sizes, layouts, result_layouts, factors, batch)
+    held = [distribute(t, lay, axis_sizes, generator) for t, lay in zip(operands, layouts, strict=True)]
+    got: dict[Rank, dict[str, Tensor]] = {}
+    for rank in ranks(axis_sizes):
+        local_seeds = [shard_of(s, lay, axis_sizes, rank) for s, lay in zip(seeds, result_layouts, strict=True)]
+        got[rank] = trial.outcome([h[rank] for h in held], local_seeds, rule)
+    lies = trial.layouts()
+    return [
+        name for name, whole in expected.items()
+        if not agrees({r: o[name] for r, o in got.items()}, whole, lies[name], axis_sizes, TOLERANCE)
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """One op under one choice of factors."""
+
+    op: Op
+    layer: LayerClass
+    axis_sizes: tuple[int, ...]
+    operand_layouts: tuple[Layout, ...]
+    result_layouts: tuple[Layout, ...]
+    factors: tuple[str, ...]
+    batch: int
+
+    def layouts(self) -> dict[str, Layout]:
+        """Layouts of all parts of an outcome."""
+        found = {f"result {i}": layout for i, layout in enumerate(self.result_layouts)}
+        return found | {f"gradient of operand {i}": gradient_layout(lay) for i, lay in enumerate(self.operand_layouts)}
+
+    def outcome(self, operands: Sequence[Tensor], seeds: Sequence[Tensor], rule: OpRule) -> dict[str, Tensor]:
+        """One rank's results, and its operands' gradients for the results' gradients `seeds`."""
+        flows = [self.layer.values[name].requires_grad for name in self.op.operands]
+        leaves = [t.detach().requires_grad_(f) for t, f in zip(operands, flows, strict=True)]
+        results = self._run(leaves, rule)
+        found = {f"result {i}": t.detach() for i, t in enumerate(results)}
+        ends = [(t, s.to(t.dtype)) for t, s in zip(results, seeds, strict=True) if t.requires_grad]
+        wanted = [(i, t) for i, t in enumerate(leaves) if t.requires_grad]
+        if ends and wanted:
+            roots, root_seeds = zip(*ends, strict=True)
+            inputs = [t for _, t in wanted]
+            gradients = torch.autograd.grad(roots, inputs, root_seeds, allow_unused=True, materialize_grads=True)
+            found |= {f"gradient of operand {i}": g for (i, _), g in zip(wanted, gradients, strict=True)}
+        return found
+
+    def _run(self, leaves: Sequence[Tensor], rule: OpRule) -> tuple[Tensor, ...]:
+        names = tuple(f"operand {i}" for i in range(len(leaves)))
+        layouts = dict(zip((*names, *self.op.results), (*self.operand_layouts, *self.result_layouts), strict=True))
+        specs = {n: self.layer.values[o] for n, o in zip(names, self.op.operands, strict=True)}
+        values = specs | {r: self.layer.values[r] for r in self.op.results}
+        kernel = rule.kernel(self.factors)
+        call = Call(self.op, names, self.operand_layouts, self.result_layouts, self.factors, kernel)
+        program = Program(self.axis_sizes, (call,), names, (), (), self.op.results, layouts, values)
+        local = local_call(call, program, self.batch)
+        held = dict(zip(names, leaves, strict=True))
+        arguments = [_value(a, held) for a in local.args]
+        return _as_tuple(_function(local.target)(*arguments, **{k: _value(v, held) for k, v in local.kwargs.items()}))
+
+
+def _value(argument: Any, held: Mapping[str, Tensor]) -> Any:
+    if isinstance(argument, Ref):
+        return held[argument.name]
+    if isinstance(argument, tuple):
+        return [_value(a, held) for a in argument]
+    if isinstance(argument, Dtype):
+        return getattr(torch, argument.name)
+    return torch.device("cpu") if isinstance(argument, DeviceArg) else argument
+
+
+def _function(target: str) -> Any:
+    return functools.reduce(getattr, target.split("."), torch.ops)
+
+
+def _as_tuple(made: Any) -> tuple[Tensor, ...]:
+    return tuple(made) if isinstance(made, list | tuple) else (made,)
