@@ -199,6 +199,17 @@ def cross_entropy(site: Site) -> str | None:
     return f"{columns}, {' '.join(rows)} -> {kept} | {', '.join(notes)}"
 
 
+def nll(site: Site) -> str | None:
+    """Rows may be split unless their number is needed (a mean); None with class weights."""
+    target = site.operands[1]
+    reduction = site.argument(3, "reduction", 1)
+    if len(site.operands) > 2 or reduction == 1 or len(target.shape) != site.rank - 1:
+        return None
+    rows = [f"n{i or ''}" for i in range(len(target.shape))]
+    columns = " ".join([*rows[:1], "_", *rows[1:]])
+    return f"{columns}, {' '.join(rows)} -> {' '.join(rows) if reduction == 0 else ''}"
+
+
 def elementwise_loss(site: Site) -> str | None:
     """A loss of pairs of elements: none, mean (1) or sum (2); None when the two broadcast."""
     if len({spec.shape for spec in site.operands}) > 1:

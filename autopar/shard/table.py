@@ -53,6 +53,7 @@ RULES: dict[str, str | LineMaker] = {
     "aten.one_hot": "... -> ... _",
     **dict.fromkeys(("aten.dropout", "aten.native_dropout"), make.dropout),
     "aten.cross_entropy_loss": make.cross_entropy,
+    **dict.fromkeys(("aten.nll_loss", "aten.nll_loss_nd", "aten.nll_loss2d"), make.nll),
     **dict.fromkeys(("aten.mse_loss", "aten.l1_loss"), make.elementwise_loss),
     **{f"aten.{name}": make.pointwise for name in POINTWISE.split()},
     **dict.fromkeys(("aten.max.other", "aten.min.other"), make.pointwise),
@@ -109,7 +110,7 @@ def is_linear(site: Site) -> bool:
     """Whether partial sums may pass: the op is linear in all its tensor operands together, and loses no precision."""
     specs = (*site.operands, *site.results)
     widths = [DTYPE_BYTES[spec.dtype] for spec in specs]
-    if not all("float" in spec.dtype for spec in specs) or min(widths[len(site.operands) :]) < widths[0]:
+    if not site.operands or not all("float" in spec.dtype for spec in specs) or widths != sorted(widths):
         return False
     name = site.op.target.split(".")[1]
     if len(site.operands) > 1:
