@@ -1,0 +1,205 @@
+"""A hand-written plan (`ManualConfig`) and planning constraints: read, and checked with every mistake at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from fnmatch import fnmatchcase
+
+from autopar.errors import ConfigError
+
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb", "zbv", "dualpipev")
+FRAMEWORKS = ("autopar", "megatron", "fsdp", "deepspeed")
+LAYER_KEYS = ("tp", "sp", "zero", "recompute")
+
+
+@dataclass(frozen=True)
+class ManualConfig:
+    """A plan as people write it. Degrees multiply to `devices` (0 = all of the cluster).
+
+    `recompute` is none, selective, full or `full:N` (the last N layers... of the chain of equal layers);
+    `layers` overrides keys for ranges of blocks: `0-5:tp=4+zero=0;6-11:zero=3`.
+    """
+
+    devices: int = 0
+    dp: int = 1
+    tp: int = 1
+    cp: int = 1
+    ep: int = 1
+    pp: int = 1
+    sp: int = 0
+    virtual_stages: int = 1
+    schedule: str = "1f1b"
+    zero: int = 0
+    zero_group: str = "all"
+    microbatch_size: int = 1
+    recompute: str = "none"
+    stage_layers: str = ""
+    layers: str = ""
+    offload: str = "none"
+    framework: str = "autopar"
+
+    def __post_init__(self) -> None:
+        mistakes = [m for f in fields(self) if (m := _mistake(f.name, getattr(self, f.name)))]
+        if mistakes:
+            raise ConfigError(*mistakes)
+
+    @classmethod
+    def parse(cls, text: str) -> ManualConfig:
+        """Read `dp=4,tp=2,...`; raises ConfigError listing every unknown key and bad value."""
+        known = {f.name: f for f in fields(cls)}
+        values: dict[str, int | str] = {}
+        mistakes: list[str] = []
+        for item in filter(None, (part.strip() for part in text.split(","))):
+            key, _, value = item.partition("=")
+            if key not in known:
+                mistakes.append(f"config: unknown key {key!r}; allowed: {', '.join(known)}")
+            elif known[key].type == "int":
+                values[key] = int(value) if re.fullmatch(r"-?\d+", value) else value
+            else:
+                values[key] = value
+        mistakes += [m for k, v in values.items() if (m := _mistake(k, v))]
+        if mistakes:
+            raise ConfigError(*mistakes)
+        return cls(**values)  # type: ignore[arg-type]
+
+    def for_block(self, index: int, devices: int) -> ManualConfig:
+        """The configuration of block `index`: `layers` overrides applied, `dp` following from what is left."""
+        changes: dict[str, int | str] = {}
+        for first, last, keys in layer_ranges(self.layers):
+            if first <= index <= last:
+                changes |= keys
+        if "tp" in changes:
+            changes["dp"] = devices // (int(changes["tp"]) * self.cp * self.pp)
+        return replace(self, layers="", **changes) if changes else replace(self, layers="")  # type: ignore[arg-type]
+
+    def fit(self, devices: int, global_batch: int) -> ManualConfig:
+        """The configuration with `devices` filled in; raises ConfigError where it can't be run on the cluster."""
+        used = self.devices or devices
+        product = self.dp * self.tp * self.cp * self.pp
+        mistakes = []
+        if used > devices:
+            mistakes.append(f"devices={used}: the cluster has {devices}; give at most that")
+        if product != used:
+            mistakes.append(
+                f"dp*tp*cp*pp = {self.dp}*{self.tp}*{self.cp}*{self.pp} = {product}, but {used} devices are to be used; "
+                "change a degree or set devices"
+            )
+        if (self.dp * self.cp) % self.ep:
+            mistakes.append(f"ep={self.ep} must divide dp*cp = {self.dp * self.cp}")
+        rows = self.dp * self.microbatch_size
+        if global_batch % rows:
+            mistakes.append(
+                f"global batch {global_batch} is not a multiple of dp*microbatch_size = {self.dp}*{self.microbatch_size} "
+                f"= {rows}; change one of them"
+            )
+        if mistakes:
+            raise ConfigError(*mistakes)
+        return replace(self, devices=used)
+
+
+def layer_ranges(text: str) -> list[tuple[int, int, dict[str, int | str]]]:
+    """Parse `0-5:tp=4+zero=0;6:zero=3` into (first, last, overrides); raises ConfigError."""
+    found = []
+    for part in filter(None, text.split(";")):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?:(.+)", part.strip())
+        pairs = [p.partition("=") for p in match.group(3).split("+")] if match else []
+        bad = [k for k, _, v in pairs if k not in LAYER_KEYS or not v]
+        if match is None or bad:
+            raise ConfigError(
+                f"layers: {part!r} is not FIRST-LAST:KEY=VALUE+KEY=VALUE with keys {', '.join(LAYER_KEYS)}"
+            )
+        keys = {k: v if k == "recompute" else int(v) for k, _, v in pairs}
+        first = int(match.group(1))
+        found.append((first, int(match.group(2) or first), keys))
+    return found
+
+
+def _mistake(key: str, value: object) -> str:
+    """What is wrong with one key's value, or ''."""
+    allowed, test = _ALLOWED[key]
+    return "" if test(value) else f"{key}={value}: not allowed; give {allowed}"
+
+
+def _is_layers(value: object) -> bool:
+    try:
+        layer_ranges(str(value))
+    except (ConfigError, ValueError):
+        return False
+    return True
+
+
+def _among(*names: str) -> tuple[str, Callable[[object], bool]]:
+    return " or ".join(names), lambda v: v in names
+
+
+def _at_least(low: int) -> tuple[str, Callable[[object], bool]]:
+    return f"a whole number of at least {low}", lambda v: isinstance(v, int) and v >= low
+
+
+def _matches(pattern: str, words: str) -> tuple[str, Callable[[object], bool]]:
+    return words, lambda v: re.fullmatch(pattern, str(v)) is not None
+
+
+_ALLOWED: dict[str, tuple[str, Callable[[object], bool]]] = {
+    "devices": _at_least(0),
+    **{key: _at_least(1) for key in ("dp", "tp", "cp", "ep", "pp", "virtual_stages", "microbatch_size")},
+    "sp": ("0 or 1", lambda v: v in (0, 1)),
+    "zero": ("0, 1, 2 or 3", lambda v: v in (0, 1, 2, 3)),
+    "schedule": _among(*SCHEDULES),
+    "zero_group": _matches(r"all|node|[1-9]\d*", "all, node or a number of ranks"),
+    "recompute": _matches(r"none|selective|full(:\d+)?", "none, selective, full or full:N"),
+    "stage_layers": _matches(r"|\d+(/\d+)*", "layer counts such as 12/12/11/13"),
+    "layers": ("ranges such as 0-5:tp=4+zero=0;6-11:zero=3", _is_layers),
+    "offload": _among("none", "optimizer", "activations"),
+    "framework": _among(*FRAMEWORKS),
+}
+
+
+# --- constraints on the search ------------------------------------------------------------------------------------
+
+PINNABLE = ("devices", "dp", "tp", "sp", "zero", "microbatch_size", "recompute")
+EXCLUDABLE = ("tp", "sp", "zero", "recompute")
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """One `[PATTERN:](KEY=VALUE | replicate)`: `pattern` over module names ('' = the whole plan)."""
+
+    pattern: str
+    key: str
+    value: str
+
+    def covers(self, module: str) -> bool:
+        """Whether `module` (a dotted path) or one that holds it matches the pattern."""
+        parts = module.split(".")
+        return any(fnmatchcase(".".join(parts[:n]), self.pattern) for n in range(1, len(parts) + 1))
+
+
+def parse_constraints(texts: tuple[str, ...] | list[str]) -> tuple[Constraint, ...]:
+    """Read constraints; raises ConfigError listing every one that is not understood."""
+    found, mistakes = [], []
+    for text in texts:
+        pattern, _, body = text.rpartition(":")
+        key, _, value = body.partition("=")
+        problem = _constraint_mistake(pattern, key, value)
+        mistakes += [f"constraint {text!r}: {problem}"] if problem else []
+        found.append(Constraint(pattern, key, value))
+    if mistakes:
+        raise ConfigError(*mistakes)
+    return tuple(found)
+
+
+def _constraint_mistake(pattern: str, key: str, value: str) -> str:
+    if pattern:
+        if key == "replicate" and not value:
+            return ""
+        if key == "tp":
+            return _mistake("tp", int(value) if value.isdigit() else value)
+        return f"after a pattern give `replicate` or `tp=N`, not {key!r}"
+    if key == "exclude":
+        return "" if value in EXCLUDABLE else f"exclude={value}: give one of {', '.join(EXCLUDABLE)}"
+    if key not in PINNABLE:
+        return f"key {key!r} can't be pinned; give one of {', '.join(PINNABLE)} or exclude=..."
+    return _mistake(key, int(value) if re.fullmatch(r"\d+", value) else value)

@@ -1,0 +1,53 @@
+"""Device meshes: which factorisations of the devices the search looks at, and the mesh of a hand-written plan."""
+
+from __future__ import annotations
+
+from math import prod
+
+from autopar.cluster import Cluster
+from autopar.errors import ConfigError
+from autopar.formulate.config import ManualConfig
+from autopar.plan import MeshAxis
+
+
+def mesh_of(sizes: tuple[int, ...]) -> tuple[MeshAxis, ...]:
+    """Axes of the given sizes over neighbouring ranks, row-major; sizes of 1 are left out (one axis at least stays)."""
+    kept = tuple(s for s in sizes if s > 1) or (1,)
+    strides = [prod(kept[i + 1 :]) for i in range(len(kept))]
+    return tuple(MeshAxis(f"d{i}", size, stride) for i, (size, stride) in enumerate(zip(kept, strides, strict=True)))
+
+
+def search_meshes(cluster: Cluster, devices: int) -> tuple[tuple[MeshAxis, ...], ...]:
+    """Meshes of one stage over `devices`: every two-axis factorisation whose inner axis stays near a node.
+
+    The inner axis holds neighbouring ranks, so tensor splits there stay inside a node; per layer the search gives each
+    axis to whatever factor pays, hence an (n, t) mesh also holds every plan with both axes on one factor.
+    """
+    inner = [t for t in range(1, devices + 1) if devices % t == 0 and t <= 2 * cluster.devices_per_node]
+    return tuple(dict.fromkeys(mesh_of((devices // t, t)) for t in inner))
+
+
+def config_mesh(config: ManualConfig, blocks: int) -> tuple[MeshAxis, ...]:
+    """The mesh of a hand-written plan: fine enough that every block's tensor degree is a product of inner axes."""
+    devices = config.devices
+    degrees = sorted({config.tp, *(config.for_block(i, devices).tp for i in range(blocks))})
+    sizes, inner = [], 1
+    for degree in [*degrees, devices]:
+        if degree % inner:
+            raise ConfigError(f"layers: tensor degrees {degrees} on {devices} devices must each divide the next")
+        sizes.append(degree // inner)
+        inner = degree
+    return mesh_of(tuple(reversed(sizes)))
+
+
+def inner_axes(mesh: tuple[MeshAxis, ...], degree: int) -> frozenset[int]:
+    """Indices of the innermost axes whose sizes multiply to `degree`."""
+    chosen, product = set(), 1
+    for i in reversed(range(len(mesh))):
+        if product >= degree:
+            break
+        product *= mesh[i].size
+        chosen.add(i)
+    if product != degree:
+        raise ConfigError(f"a degree of {degree} is no product of inner axes of the mesh {[a.size for a in mesh]}")
+    return frozenset(chosen)

@@ -1,0 +1,147 @@
+"""What a hand-written configuration or a constraint leaves to choose: roles of mesh axes, and filters on labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from autopar.formulate.config import Constraint, ManualConfig
+from autopar.formulate.mesh import inner_axes
+from autopar.graph import REPLICATE, Layout, LayerClass, Op, TensorSpec
+from autopar.plan import MeshAxis
+from autopar.shard.rules import OpRule
+
+RECOMPUTE = ("none", "full")
+ZERO = (0, 1, 2, 3)
+
+
+@dataclass(frozen=True)
+class Pins:
+    """Limits on the choices of one layer.
+
+    `tensor_axes`: axes that must split something other than the batch; None = every axis is free. `sequence`: 1 = the
+    tensor axes split the sequence between blocks, 0 = they don't split it anywhere, None = free. `zero`, `recompute`:
+    what may be chosen. `patterns`: constraints on modules by name.
+    """
+
+    tensor_axes: frozenset[int] | None = None
+    sequence: int | None = None
+    zero: tuple[int, ...] = ZERO
+    recompute: tuple[str, ...] = RECOMPUTE
+    patterns: tuple[Constraint, ...] = ()
+
+    def state_filter(self, main: TensorSpec) -> Callable[[TensorSpec, Layout], bool]:
+        """Which layouts of the main value are allowed at a cut."""
+        return lambda spec, layout: all(self._state_allowed(i, p, spec) for i, p in enumerate(layout))
+
+    def _state_allowed(self, axis: int, placement: int, spec: TensorSpec) -> bool:
+        if self.tensor_axes is None:
+            return self.sequence is None or not _splits_sequence(spec, placement) or self.sequence == 1
+        batch = spec.batch_dim
+        if axis not in self.tensor_axes:
+            return placement == (REPLICATE if batch is None else batch)
+        between_blocks = self.sequence == 1 and len(spec.shape) == 3 and spec.requires_grad
+        return placement == (1 if between_blocks else REPLICATE)
+
+    def layout_filter(self, main: TensorSpec) -> Callable[[TensorSpec, Layout], bool]:
+        """Which layouts of values inside a layer are allowed: without sequence splits, none along the tokens."""
+        if self.sequence != 0:
+            return lambda spec, layout: True
+
+        def allowed(spec: TensorSpec, layout: Layout) -> bool:
+            token_like = len(spec.shape) >= 2 and len(main.shape) >= 2 and spec.shape[:2] == main.shape[:2]
+            return not (token_like and 1 in layout)
+
+        return allowed
+
+    def violations(self, op: Op, rule: OpRule | None, factors: tuple[str, ...], layer: LayerClass) -> int:
+        """How far an assignment is from what the pins ask of this op; 0 = as asked.
+
+        Choices with the fewest violations are kept, so an op that can't be split as asked (a vocabulary that doesn't
+        divide) is run whole instead of making the plan impossible.
+        """
+        if rule is None:
+            return 0
+        roles = self._roles(op, len(factors))
+        return sum(_violation(r, f, op, rule, layer) for r, f in zip(roles, factors, strict=True))
+
+    def _roles(self, op: Op, axes: int) -> list[str]:
+        """`batch`, `tensor`, `replicate` or `free` for each axis, for this op."""
+        roles = ["free"] * axes
+        if self.tensor_axes is not None:
+            roles = ["tensor" if i in self.tensor_axes else "batch" for i in range(axes)]
+        for constraint in self.patterns:
+            if constraint.covers(op.module):
+                roles = ["replicate" if r in ("tensor", "free") else r for r in roles]
+        return roles
+
+
+def _splits_sequence(spec: TensorSpec, placement: int) -> bool:
+    return len(spec.shape) == 3 and placement == 1
+
+
+def _violation(role: str, factor: str, op: Op, rule: OpRule, layer: LayerClass) -> int:
+    """0 if an op may split `factor` on an axis of that role, 1 if it should not, 2 if that would be something else."""
+    batch = {f.name for f in rule.factors if f.extent.is_batch}
+    if role == "free":
+        return 0
+    if role == "batch":
+        return int(factor not in batch) if batch else 2 * int(factor != "")
+    weights = _weight_factors(op, rule, layer)
+    if role == "replicate":
+        return 2 * int(factor in weights)
+    if factor in batch:
+        return 2
+    return int(bool(weights) and factor not in weights)
+
+
+def _weight_factors(op: Op, rule: OpRule, layer: LayerClass) -> set[str]:
+    """Factors of the matrix-shaped parameters an op reads: what tensor parallelism splits."""
+    return {
+        factor
+        for name, dims in zip(op.operands, rule.operands, strict=True)
+        if name in layer.params and len(layer.values[name].shape) >= 2
+        for factor in dims
+        if factor
+    }
+
+
+def pins_of(config: ManualConfig, block: int | None, mesh: tuple[MeshAxis, ...], blocks: int) -> Pins:
+    """Pins of one layer under a hand-written plan; `block` is its place among the blocks, None outside them."""
+    own = config if block is None else config.for_block(block, config.devices)
+    mode, _, count = own.recompute.partition(":")
+    full = mode == "full" and block is not None and (not count or block >= blocks - int(count))
+    return Pins(
+        tensor_axes=inner_axes(mesh, own.tp),
+        sequence=own.sp if own.tp > 1 else 0,
+        zero=(own.zero if own.dp > 1 else 0,),
+        recompute=("full" if full else "none",),
+    )
+
+
+def pins_of_constraints(constraints: tuple[Constraint, ...], mesh: tuple[MeshAxis, ...]) -> Pins | None:
+    """Pins of every layer under search constraints; None when this mesh can't satisfy them."""
+    pinned = {c.key: c.value for c in constraints if not c.pattern and c.key != "exclude"}
+    excluded = {c.value for c in constraints if c.key == "exclude"}
+    devices = 1
+    for axis in mesh:
+        devices *= axis.size
+    degree = int(pinned["tp"]) if "tp" in pinned else devices // int(pinned["dp"]) if "dp" in pinned else None
+    if "tp" in excluded:
+        degree = 1
+    axes = None
+    if degree is not None:
+        product, count = 1, 0
+        while product < degree and count < len(mesh):
+            count += 1
+            product *= mesh[-count].size
+        if product != degree:
+            return None
+        axes = frozenset(range(len(mesh) - count, len(mesh)))
+    sequence = int(pinned["sp"]) if "sp" in pinned else 0 if "sp" in excluded else None
+    zero = (int(pinned["zero"]),) if "zero" in pinned else (0,) if "zero" in excluded else ZERO
+    recompute = (pinned["recompute"].split(":")[0],) if "recompute" in pinned else RECOMPUTE
+    if "recompute" in excluded:
+        recompute = ("none",)
+    patterns = tuple(c for c in constraints if c.pattern)
+    return Pins(axes, sequence, zero, recompute, patterns)

@@ -1,0 +1,66 @@
+"""Seconds and bytes that one element of a parameter costs, by how it is kept: linear, hence a lower bound.
+
+Collectives and copies of many parameters are done together, so what a parameter adds is taken without latency: the
+slope at a large size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from autopar.cost.demand import Demand, price_demands
+from autopar.cost.memory import held_bytes_per_element
+from autopar.cost.pricer import Pricer
+from autopar.cost.sync import optimizer_demand, sync_demand
+from autopar.graph import TensorSpec
+from autopar.plan import DtypePolicy, MeshAxis
+
+LARGE = 1 << 24
+"""Elements at which slopes are taken."""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Per element: seconds in each microbatch and once a step, and bytes held all the time."""
+
+    micro_s: float
+    step_s: float
+    held_bytes: float
+
+
+class ParameterRates:
+    """Rates of parameters on one mesh under one dtype policy and optimizer."""
+
+    def __init__(
+        self, pricer: Pricer, mesh: tuple[MeshAxis, ...], policy: DtypePolicy, optimizer: str, num_microbatches: int
+    ) -> None:
+        self._pricer, self._mesh, self._policy = pricer, mesh, policy
+        self._optimizer, self._microbatches = optimizer, num_microbatches
+        self._rate = lru_cache(maxsize=None)(self._compute)
+
+    def of(self, zero: int, data_axes: tuple[int, ...], further: tuple[int, ...], spec: TensorSpec) -> Rate:
+        """Rate of a parameter whose gradient is summed over `data_axes` (where ZeRO shards) and `further` axes."""
+        return self._rate(zero, data_axes, further, spec.requires_grad)
+
+    def _compute(self, zero: int, data_axes: tuple[int, ...], further: tuple[int, ...], trained: bool) -> Rate:
+        ways = 1
+        for axis in data_axes:
+            ways *= self._mesh[axis].size
+        held = held_bytes_per_element(
+            self._policy, self._optimizer, zero, ways, trained, gradients=self._microbatches > 1
+        )
+        if not trained:
+            return Rate(0.0, 0.0, held)
+        sync = sync_demand(LARGE, zero, data_axes, further, self._mesh, self._policy, self._microbatches)
+        updated = LARGE // ways if zero else LARGE
+        micro, step = self._seconds(sync.micro, True), self._seconds(sync.step, False)
+        step += self._seconds(optimizer_demand([updated], self._policy, self._optimizer), False)
+        return Rate(micro / LARGE, step / LARGE, held)
+
+    def _seconds(self, demand: Demand, hidden: bool) -> float:
+        """Seconds of a demand, what computation can hide taken off."""
+        times = price_demands([demand], self._pricer)
+        compute = float(times.forward_compute_s[0] + times.backward_compute_s[0])
+        communication = float(times.forward_communication_s[0] + times.backward_communication_s[0])
+        return compute + communication * (1.0 - (self._pricer.cluster.device.overlap if hidden else 0.0))

@@ -1,0 +1,118 @@
+"""Runs of equal layers: what the search sees of a model, however deep it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from autopar.cost.activations import outputs_saved
+from autopar.formulate.pins import Pins
+from autopar.formulate.states import cut_layouts
+from autopar.graph import Layout, LayerClass, OpGraph, TensorSpec
+
+
+@dataclass(frozen=True)
+class Passing:
+    """A value that passes a layer by; it may be the main one of the cut in front or behind."""
+
+    spec: TensorSpec
+    main_in_front: bool
+    main_behind: bool
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """A layer class where it stands: equal surroundings mean equal choices and equal costs.
+
+    `entry`, `leave`: main values of the cuts in front and behind, `main_input`, `main_output` their names in the
+    class ('' where it does not read or make them). `passing`: specs of values that only pass by.
+    `owned`: for each parameter, whether this is the first layer that uses it (only there it counts).
+    `tied`: class parameters that other layers use, too; `tied_split`: whether their storage may be split (only if the
+    model has one such parameter). `pins`, `next_pins`: limits on this layer and on the next.
+    """
+
+    class_index: int
+    entry: TensorSpec
+    leave: TensorSpec
+    main_input: str
+    main_output: str
+    first: bool
+    last: bool
+    passing: tuple[Passing, ...]
+    owned: tuple[bool, ...]
+    tied: tuple[str, ...]
+    tied_split: bool
+    pins: Pins
+    next_pins: Pins
+
+    def states(self, sizes: tuple[int, ...], batch: int) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
+        """Possible layouts of the main values in front and behind."""
+        before = cut_layouts(self.entry, sizes, batch, inner=not self.first)
+        behind = cut_layouts(self.leave, sizes, batch, inner=not self.last)
+        allow, allow_next = self.pins.state_filter(self.entry), self.next_pins.state_filter(self.leave)
+        if self.last:
+            return tuple(x for x in before if allow(self.entry, x)), behind
+        return (
+            tuple(x for x in before if allow(self.entry, x)),
+            tuple(x for x in behind if allow_next(self.leave, x)),
+        )
+
+
+@dataclass(frozen=True)
+class LayerRun:
+    """`count` equal consecutive layers from `first_layer` on; `held`: inputs an earlier layer keeps for its backward."""
+
+    first_layer: int
+    count: int
+    around: Surroundings
+    held: frozenset[str]
+    layer: LayerClass = field(repr=False)
+
+
+def layer_runs(graph: OpGraph, pins: Sequence[Pins]) -> tuple[LayerRun, ...]:
+    """The model as runs of layers with equal surroundings; `pins[i]` limits layer i."""
+    uses = Counter(name for layer in graph.layers for name in dict.fromkeys(layer.params))
+    saved = [outputs_saved(c) for c in graph.classes]
+    seen: set[str] = set()
+    kept: set[str] = set()
+    runs: list[LayerRun] = []
+    for index, layer in enumerate(graph.layers):
+        around, layer_class = _surroundings(graph, index, pins, uses, seen), graph.classes[layer.class_index]
+        held = frozenset(own for name, own in zip(layer.inputs, layer_class.inputs, strict=True) if name in kept)
+        first, count = index, 1
+        if runs and runs[-1].around == around and runs[-1].held == held:
+            last = runs.pop()
+            first, count = last.first_layer, last.count + 1
+        runs.append(LayerRun(first, count, around, held, layer_class))
+        seen.update(layer.params)
+        kept.update(n for n, own in zip(layer.inputs, layer_class.inputs, strict=True) if own in saved[layer.class_index])
+        kept.update(n for n, own in zip(layer.outputs, layer_class.outputs, strict=True) if own in saved[layer.class_index])
+    return tuple(runs)
+
+
+def _surroundings(
+    graph: OpGraph, index: int, pins: Sequence[Pins], uses: Counter[str], seen: set[str]
+) -> Surroundings:
+    layer, last = graph.layers[index], index == len(graph.layers) - 1
+    layer_class = graph.classes[layer.class_index]
+    front, behind = graph.cuts[index], graph.cuts[index + 1]
+    passing = [name for name in behind.values if name in front.values and name not in layer.outputs]
+    inputs = dict(zip(layer.inputs, layer_class.inputs, strict=True))
+    outputs = dict(zip(layer.outputs, layer_class.outputs, strict=True))
+    tied = [local for local, name in zip(layer_class.params, layer.params, strict=True) if uses[name] > 1]
+    return Surroundings(
+        class_index=layer.class_index,
+        entry=graph.values[front.main],
+        leave=graph.values[behind.main],
+        main_input=inputs.get(front.main, ""),
+        main_output=outputs.get(behind.main, inputs.get(behind.main, "")),
+        first=index == 0,
+        last=last,
+        passing=tuple(Passing(graph.values[n], n == front.main, n == behind.main) for n in passing),
+        owned=tuple(name not in seen for name in layer.params),
+        tied=tuple(tied),
+        tied_split=sum(count > 1 for count in uses.values()) == 1,
+        pins=pins[index],
+        next_pins=pins[min(index + 1, len(pins) - 1)],
+    )

@@ -1,0 +1,290 @@
+"""One scenario of the search: a mesh and a number of microbatches. Bound it by its tables, then solve it exactly.
+
+Every layer class is solved by elimination for all pairs of states at its cuts, in every mode (ZeRO level and axes,
+recomputation) and for a ladder of prices per byte. The cheapest chain at a price is a Lagrangian lower bound on every
+plan under the byte limit. The strategies on the cheapest chains (for each price, of all modes together and of each
+mode alone) are lowered and priced exactly; the stack problem over them gives the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from autopar.cost.pricer import Pricer
+from autopar.engine.eliminate import Elimination, eliminate
+from autopar.engine.stack import solve_stack
+from autopar.engine.stack_path import cheapest_path
+from autopar.engine.stack_problem import Choices, Run, StackProblem, StackSolution
+from autopar.formulate.figures import LayerFigures, layer_figures
+from autopar.formulate.labels import LabelSpace, label_space
+from autopar.formulate.rates import ParameterRates
+from autopar.formulate.runs import LayerRun, Surroundings
+from autopar.formulate.tables import Mode, RelayoutPrices, Setting, SpaceCosts, label_graph, space_costs
+from autopar.graph import Layout
+from autopar.plan import DtypePolicy, LayerStrategy
+
+PRICE_LADDER = (0.02, 0.1, 0.4, 1.5, 6.0)
+"""Prices of all the memory there is, as multiples of the step time without a limit."""
+STORAGES_TRIED = 3
+"""How many storage layouts of a tied parameter are followed up at each price."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What holds for every scenario: byte limit (None: none) and bytes held besides the layers, dtypes, optimizer."""
+
+    limit_bytes: int | None
+    policy: DtypePolicy
+    optimizer: str
+
+
+@dataclass(frozen=True)
+class Column:
+    """A priced strategy of one run; `tie` numbers the storage of tied parameters and their ZeRO level, -1 for none."""
+
+    strategy: LayerStrategy
+    figures: LayerFigures
+    tie: int
+
+
+@dataclass(frozen=True)
+class SolvedScenario:
+    """The stack solution of a scenario, with the columns its walks index (by run)."""
+
+    setting: Setting
+    columns: tuple[tuple[Column, ...], ...]
+    solution: StackSolution
+
+
+@dataclass(frozen=True)
+class _Arc:
+    """A use of one run's table: mode index, states and the label of the tied storage (-1: none)."""
+
+    mode: int
+    entry: int
+    exit: int
+    storage: int
+
+
+@dataclass
+class _RunTables:
+    """Elimination of one run: `table` (modes, entry, exit[, storage])."""
+
+    around: Surroundings
+    space: LabelSpace
+    modes: list[Mode]
+    solved: Elimination
+    states: tuple[tuple[int, ...], tuple[int, ...]]
+
+    def costs(self, modes: list[int], storage: int) -> np.ndarray:
+        table = self.solved.table[modes]
+        return table[..., storage] if self.space.tied else table
+
+
+@dataclass
+class StageScenario:
+    """One stage over a mesh with a number of microbatches, for a given model and budget."""
+
+    runs: tuple[LayerRun, ...]
+    setting: Setting
+    pricer: Pricer
+    budget: Budget
+    relayouts: RelayoutPrices
+    _tables: list[_RunTables] = field(default_factory=list)
+    _states: dict[Layout, int] = field(default_factory=dict)
+    _columns: list[dict[_Arc, Column]] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Mesh and microbatches, for messages and as a stable order."""
+        mesh = "x".join(str(s) for s in self.setting.sizes)
+        return f"{mesh} devices, {self.setting.num_microbatches} microbatches of {self.setting.batch}"
+
+    def bound_s(self) -> float:
+        """Seconds that no plan of this scenario under the limit can beat; inf where nothing is legal."""
+        return max((self._bound_at(price) for price in self._prices()), default=np.inf)
+
+    def solve(self, cutoff_s: float | None = None) -> SolvedScenario:
+        """Price the strategies worth having, and choose for every layer."""
+        self._prepare()
+        self._columns = [{} for _ in self.runs]
+        for arcs in self._promising():
+            for r, arc in arcs:
+                if arc not in self._columns[r]:
+                    self._columns[r][arc] = self._column(r, arc)
+        columns = tuple(tuple(c.values()) for c in self._columns)
+        return SolvedScenario(self.setting, columns, self._solve_stack(columns, cutoff_s))
+
+    # --- tables ---------------------------------------------------------------------------------------------------
+
+    def _prices(self) -> list[float]:
+        self._prepare()
+        return sorted({mode.byte_price_s for tables in self._tables for mode in tables.modes})
+
+    def _prepare(self) -> None:
+        if self._tables:
+            return
+        arounds = list(dict.fromkeys(run.around for run in self.runs))
+        costs = {around: self._costs(around) for around in arounds}
+        floor = sum(
+            run.count * sum(float(np.min(f + b)) for f, b in zip(c.forward, c.backward, strict=True))
+            for run in self.runs
+            for c in [costs[run.around]]
+        )
+        prices = self._ladder(floor * self.setting.num_microbatches)
+        rates = ParameterRates(
+            self.pricer, self.setting.mesh, self.budget.policy, self.budget.optimizer, self.setting.num_microbatches
+        )
+        tables = {}
+        for around, cost in costs.items():
+            modes = list(self._modes(around, cost.space, prices))
+            solved = eliminate(label_graph(cost, around, self.setting, modes, rates))
+            tables[around] = _RunTables(around, cost.space, modes, solved, self._number(cost.space))
+        self._tables = [tables[run.around] for run in self.runs]
+
+    def _costs(self, around: Surroundings) -> SpaceCosts:
+        layer = next(run.layer for run in self.runs if run.around == around)
+        space = label_space(layer, around, self.setting.sizes, self.setting.batch)
+        return space_costs(space, around, self.setting, self.pricer, self.relayouts)
+
+    def _ladder(self, step_s: float) -> list[float]:
+        limit = self.budget.limit_bytes
+        return [0.0] if limit is None else [0.0, *(x * step_s / limit for x in PRICE_LADDER)]
+
+    def _number(self, space: LabelSpace) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Numbers of the layouts in front and behind."""
+        ends = (space.variables[space.entry].labels, space.variables[space.exit].labels)
+        before, behind = (tuple(self._states.setdefault(x, len(self._states)) for x in e) for e in ends)  # type: ignore[arg-type]
+        return before, behind
+
+    def _modes(self, around: Surroundings, space: LabelSpace, prices: list[float]) -> Iterator[Mode]:
+        batch_dim = around.entry.batch_dim
+        found = {
+            tuple(a for a, p in enumerate(state) if p >= 0 and p == batch_dim)  # type: ignore[arg-type, operator]
+            for state in space.variables[space.entry].labels
+        }
+        for price in prices:
+            for recompute in around.pins.recompute:
+                for zero in around.pins.zero:
+                    for axes in sorted(found - {()}) if zero else [()]:
+                        yield Mode(zero, axes, recompute == "full", price)
+
+    # --- chains ---------------------------------------------------------------------------------------------------
+
+    def _bound_at(self, price: float) -> float:
+        cheapest = min((cost for cost, _ in self._chains(price, None)), default=np.inf)
+        return cheapest - price * (self.budget.limit_bytes or 0)
+
+    def _chains(
+        self, price: float, family: tuple[int, bool] | None
+    ) -> list[tuple[float, list[tuple[int, _Arc]]]]:
+        """Cheapest chain at a price for each way to store what is tied, best first; `family` = (zero, recompute)."""
+        found = []
+        for storage, zero in self._storages():
+            chain = self._chain(price, family, storage, zero)
+            if chain is not None:
+                found.append(chain)
+        return sorted(found, key=lambda c: c[0])
+
+    def _storages(self) -> list[tuple[int, int]]:
+        """Labels of the tied storage, with each ZeRO level its layers may have; (-1, -1) when nothing is tied."""
+        tied = [t for t in self._tables if t.space.tied]
+        if not tied:
+            return [(-1, -1)]
+        count = len(tied[0].space.variables[tied[0].space.tied[0]].labels)
+        return [(s, z) for s in range(count) for z in tied[0].around.pins.zero]
+
+    def _chain(
+        self, price: float, family: tuple[int, bool] | None, storage: int, tied_zero: int
+    ) -> tuple[float, list[tuple[int, _Arc]]] | None:
+        weights, arcs, runs = [], [], []
+        for run, tables in zip(self.runs, self._tables, strict=True):
+            modes = [k for k, mode in enumerate(tables.modes) if _fits(mode, price, family, tables, tied_zero)]
+            if not modes:
+                return None
+            costs = tables.costs(modes, storage)
+            best, least = costs.argmin(axis=0), costs.min(axis=0)
+            ways = [(e, x) for e, x in np.argwhere(np.isfinite(least))]
+            weights.append(np.array([least[e, x] for e, x in ways]))
+            arcs.append([_Arc(modes[best[e, x]], e, x, storage if tables.space.tied else -1) for e, x in ways])
+            before, behind = tables.states
+            runs.append(Run(run.count, _bare([before[e] for e, _ in ways], [behind[x] for _, x in ways])))
+        problem = self._problem(tuple(runs))
+        path = cheapest_path(problem, weights) if all(len(w) for w in weights) else None
+        if path is None:
+            return None
+        return path.cost, [(r, arcs[r][i]) for r, n in enumerate(path.counts) for i in np.flatnonzero(n)]
+
+    def _promising(self) -> Iterator[list[tuple[int, _Arc]]]:
+        """Arcs of the cheapest chains at every price, over all modes and for each family of modes alone."""
+        families = {(m.zero, m.recompute) for t in self._tables for m in t.modes}
+        for price in self._prices():
+            for family in [None, *sorted(families)]:
+                for _, arcs in self._chains(price, family)[:STORAGES_TRIED]:
+                    yield arcs
+
+    # --- exact ----------------------------------------------------------------------------------------------------
+
+    def _column(self, r: int, arc: _Arc) -> Column:
+        tables = self._tables[r]
+        mode = tables.modes[arc.mode]
+        kept = (arc.entry, arc.exit, arc.storage)[: 2 + len(tables.space.tied)]
+        labels = dict(enumerate(tables.solved.decode(arc.mode, kept)))
+        strategy = tables.space.strategy(labels, mode.zero, "full" if mode.recompute else "none")
+        figures = layer_figures(
+            self.runs[r], strategy, self.setting, self.pricer, self.relayouts, self.budget.policy, self.budget.optimizer
+        )
+        return Column(strategy, figures, arc.storage * 4 + mode.zero if arc.storage >= 0 else -1)
+
+    def _problem(self, runs: tuple[Run, ...], limit_bytes: int | None = None) -> StackProblem:
+        entries = self._tables[0].states[0]
+        exits = self._tables[-1].states[1]
+        return StackProblem(
+            runs, entries, exits, self.setting.num_microbatches, limit_bytes=limit_bytes
+        )
+
+    def _solve_stack(self, columns: tuple[tuple[Column, ...], ...], cutoff_s: float | None) -> StackSolution:
+        runs = tuple(
+            Run(run.count, self._choices(c)) for run, c in zip(self.runs, columns, strict=True)
+        )
+        return solve_stack(self._problem(runs, self.budget.limit_bytes), cutoff_s=cutoff_s)
+
+    def _choices(self, columns: tuple[Column, ...]) -> Choices:
+        figures = [c.figures for c in columns]
+        memory = [f.memory for f in figures]
+        whole = lambda values: np.array(list(values), dtype=np.int64)  # noqa: E731
+        return Choices(
+            entry=whole(self._states[c.strategy.entry] for c in columns),
+            exit=whole(self._states[c.strategy.exit] for c in columns),
+            micro_s=np.array([f.micro_s for f in figures]),
+            step_s=np.array([f.step_s for f in figures]),
+            static_bytes=whole(m.parameters + m.optimizer for m in memory),
+            grad_bytes=whole(m.gradients for m in memory),
+            saved_bytes=whole(m.saved for m in memory),
+            transient_bytes=whole(m.transient for m in memory),
+            step_bytes=whole(m.step for m in memory),
+            ties=whole(c.tie for c in columns)[:, None],
+        )
+
+
+def _fits(
+    mode: Mode, price: float, family: tuple[int, bool] | None, tables: _RunTables, tied_zero: int
+) -> bool:
+    """Whether a mode belongs to a price, a family and the ZeRO level of tied parameters."""
+    if mode.byte_price_s != price or (tables.space.tied and mode.zero != tied_zero):
+        return False
+    if family is None:
+        return True
+    pins = tables.around.pins
+    allowed = family[0] in pins.zero and ("full" if family[1] else "none") in pins.recompute
+    return not allowed or (mode.zero, mode.recompute) == family or (bool(tables.space.tied) and mode.recompute == family[1])
+
+
+def _bare(entry: list[int], exit_: list[int]) -> Choices:
+    """Choices of which only the states matter."""
+    n = len(entry)
+    zero, nothing = np.zeros(n, dtype=np.int64), np.zeros(n)
+    return Choices(np.array(entry, dtype=np.int64), np.array(exit_, dtype=np.int64), nothing, nothing, zero, zero, zero, zero, zero)

@@ -1,0 +1,280 @@
+"""Prices on the labels of a layer: the numbers that elimination minimises.
+
+For a mode (ZeRO level over some data axes, recomputation or not, a price per byte held) the cost of a labelling is
+
+    microbatches * (forward + backward [+ forward again]) + parameter synchronisation + optimizer + price * bytes
+
+The bytes counted are parameters, states and gradients exactly, and each saved activation once: with the price as a
+Lagrange multiplier the minimum is a lower bound on any plan under a byte limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.cost.demand import price_demands
+from autopar.cost.moves import relayout_demand
+from autopar.cost.pricer import Pricer
+from autopar.cost.program import call_demand
+from autopar.engine.label_graph import LabelGraph
+from autopar.formulate.labels import LabelSpace, Option, Placed, at_cut
+from autopar.formulate.rates import ParameterRates
+from autopar.formulate.runs import Surroundings
+from autopar.graph import BROADCAST, DTYPE_BYTES, LayerClass, Layout, TensorSpec, local_shape
+from autopar.plan import MeshAxis
+from autopar.shard.program import Call, Program
+from autopar.shard.relayout import is_legal
+from autopar.shard.rules import rule_for
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Mode:
+    """What is the same for a whole layer: ZeRO level and the axes it shards over, recomputation, price of a byte."""
+
+    zero: int
+    data_axes: tuple[int, ...]
+    recompute: bool
+    byte_price_s: float
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a scenario fixes: the mesh, samples of a global microbatch and how many of them make a step."""
+
+    mesh: tuple[MeshAxis, ...]
+    batch: int
+    num_microbatches: int
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Sizes of the mesh axes."""
+        return tuple(axis.size for axis in self.mesh)
+
+
+class RelayoutPrices:
+    """Seconds of layout changes on one mesh, each asked for once."""
+
+    def __init__(self, pricer: Pricer, mesh: tuple[MeshAxis, ...]) -> None:
+        self._pricer, self._mesh = pricer, mesh
+        self._known: dict[object, tuple[float, float]] = {}
+
+    def table(
+        self, spec: TensorSpec, sources: Sequence[Layout | None], targets: Sequence[Layout | None], batch: int
+    ) -> tuple[Array, Array]:
+        """Forward and backward seconds from each source to each target, shape (sources, targets); inf = illegal."""
+        rows, columns = list(dict.fromkeys(sources)), list(dict.fromkeys(targets))
+        self._learn(spec, rows, columns, batch)
+        found = np.array([[self._known[_key(spec, s, t, batch)] for t in columns] for s in rows])
+        pick = np.ix_([rows.index(s) for s in sources], [columns.index(t) for t in targets])
+        return found[..., 0][pick], found[..., 1][pick]
+
+    def _learn(self, spec: TensorSpec, rows: list[Layout | None], columns: list[Layout | None], batch: int) -> None:
+        new = [(s, t) for s in rows for t in columns if _key(spec, s, t, batch) not in self._known]
+        legal = [(s, t) for s, t in new if s is not None and t is not None and is_legal(s, t)]
+        times = price_demands([relayout_demand(spec, s, t, self._mesh, batch) for s, t in legal], self._pricer)
+        self._known.update({_key(spec, s, t, batch): (np.inf, np.inf) for s, t in new})
+        seconds = zip(times.forward_s.tolist(), times.backward_s.tolist(), strict=True)
+        self._known.update({_key(spec, s, t, batch): both for (s, t), both in zip(legal, seconds, strict=True)})
+
+
+def _key(spec: TensorSpec, source: Layout | None, target: Layout | None, batch: int) -> object:
+    return spec.shape_at(batch), spec.dtype, spec.requires_grad, source, target
+
+
+@dataclass
+class SpaceCosts:
+    """Seconds and bytes of one microbatch on the labels of a space; `pair` entries are (forward, backward)."""
+
+    space: LabelSpace
+    forward: list[Array]
+    backward: list[Array]
+    saved_bytes: list[Array]
+    pair: dict[tuple[int, int], tuple[Array, Array]] = field(default_factory=dict)
+    passing: Array | None = None
+
+    def add_pair(self, source: int, target: int, forward: Array, backward: Array) -> None:
+        """Add a cost between two variables (or, if they are one, on its labels)."""
+        if source == target:
+            self.forward[source] = self.forward[source] + np.diagonal(forward)
+            self.backward[source] = self.backward[source] + np.diagonal(backward)
+            return
+        old = self.pair.get((source, target), (0.0, 0.0))
+        self.pair[source, target] = (old[0] + forward, old[1] + backward)
+
+
+def space_costs(
+    space: LabelSpace, around: Surroundings, setting: Setting, pricer: Pricer, relayouts: RelayoutPrices
+) -> SpaceCosts:
+    """Price every label and every pair of labels of a layer at the setting's microbatch."""
+    zeros = [np.zeros(len(v.labels)) for v in space.variables]
+    costs = SpaceCosts(space, list(zeros), list(zeros), list(zeros))
+    _price_calls(costs, setting, pricer)
+    for edge in space.edges:
+        sources, targets = edge.source.layouts, edge.target.layouts
+        if edge.equal:
+            same = np.array([[0.0 if s == t else np.inf for t in targets] for s in sources])
+            forward, backward = same, same
+        else:
+            forward, backward = relayouts.table(space.layer.values[edge.value], sources, targets, setting.batch)
+        costs.add_pair(edge.source.variable, edge.target.variable, forward, backward)
+    costs.passing = _passing(space, around, setting, relayouts)
+    return costs
+
+
+def _passing(space: LabelSpace, around: Surroundings, setting: Setting, relayouts: RelayoutPrices) -> Array:
+    """Seconds of relaying the values that pass the layer by, for each pair of states, shape (entry, exit)."""
+    before, behind = space.variables[space.entry].labels, space.variables[space.exit].labels
+    total = np.zeros((len(before), len(behind)))
+    for value in around.passing:
+        sources = at_cut(value.spec, around.entry, before, value.main_in_front)  # type: ignore[arg-type]
+        targets = at_cut(value.spec, around.leave, behind, value.main_behind)  # type: ignore[arg-type]
+        total += sum(relayouts.table(value.spec, sources, targets, setting.batch))
+    return total
+
+
+# --- calls --------------------------------------------------------------------------------------------------------
+
+
+def _price_calls(costs: SpaceCosts, setting: Setting, pricer: Pricer) -> None:
+    space = costs.space
+    program = Program(setting.sizes, (), (), (), (), (), {}, space.layer.values)
+    pending: list[tuple[Placed, Option]] = []
+    for placed in space.placed:
+        pending += [(placed, option) for option in dict.fromkeys(placed.options) if option is not None]
+    demands = [
+        call_demand(call_of(p, o, space.layer), program, setting.batch, setting.mesh) for p, o in pending
+    ]
+    times = price_demands(demands, pricer)
+    seconds = {
+        (p.op.name, o): (f, b)
+        for (p, o), f, b in zip(pending, times.forward_s.tolist(), times.backward_s.tolist(), strict=True)
+    }
+    seen: set[str] = set()
+    for placed in space.placed:
+        v = placed.variable
+        both = np.array([seconds.get((placed.op.name, o), (np.inf, np.inf)) for o in placed.options]).reshape(-1, 2)
+        costs.forward[v] = costs.forward[v] + both[:, 0]
+        costs.backward[v] = costs.backward[v] + both[:, 1]
+        costs.saved_bytes[v] = costs.saved_bytes[v] + _saved(placed, space, setting, seen)
+
+
+def call_of(placed: Placed, option: Option, layer: LayerClass) -> Call:
+    """The lowered form of an op under an option."""
+    op, rule = placed.op, rule_for(placed.op, layer)
+    kernels = {} if rule is None else rule.kernels
+    kernel = next((kernels[f] for f in option.factors if f in kernels), "")
+    return Call(op, op.operands, option.operands, option.results, option.factors, kernel)
+
+
+def _saved(placed: Placed, space: LabelSpace, setting: Setting, seen: set[str]) -> Array:
+    """Bytes that autograd keeps for this op under each option; each storage is counted once in a layer."""
+    total = np.zeros(len(placed.options))
+    for name in placed.op.saved.values:
+        root = storage_root(name, space)
+        if root in seen or name in space.layer.params or name in space.layer.buffers:
+            continue
+        seen.add(root)
+        layouts = [None if o is None else _layout_of(name, placed, o) for o in placed.options]
+        total += [_local_bytes(space.layer.values[name], x, setting) for x in layouts]
+    for spec in placed.op.saved.extra:
+        whole = spec.bytes_at(setting.batch)
+        total += [0.0 if o is None else whole * _share(placed, o, space, setting) for o in placed.options]
+    return total
+
+
+def storage_root(name: str, space: LabelSpace) -> str:
+    """The value whose storage `name` shares."""
+    while name in space.layer.producer:
+        op = space.layer.producer[name]
+        source = op.alias_of[op.results.index(name)]
+        if source is None:
+            return name
+        name = source
+    return name
+
+
+def _layout_of(name: str, placed: Placed, option: Option) -> Layout:
+    if name in placed.op.operands:
+        return option.operands[placed.op.operands.index(name)]
+    return option.results[placed.op.results.index(name)]
+
+
+def _local_bytes(spec: TensorSpec, layout: Layout | None, setting: Setting) -> float:
+    if layout is None:
+        return 0.0
+    elements = 1
+    for extent in local_shape(spec.shape_at(setting.batch), layout, setting.sizes):
+        elements *= extent
+    return float(elements * DTYPE_BYTES[spec.dtype])
+
+
+def _share(placed: Placed, option: Option, space: LabelSpace, setting: Setting) -> float:
+    """Share of the op's work that one rank does."""
+    share = 1.0
+    for factor, size in zip(option.factors, setting.sizes, strict=True):
+        share /= size if factor and factor != "+" else 1
+    return share
+
+
+# --- modes --------------------------------------------------------------------------------------------------------
+
+
+def label_graph(
+    costs: SpaceCosts, around: Surroundings, setting: Setting, modes: Sequence[Mode], rates: ParameterRates
+) -> LabelGraph:
+    """The labelling problem of a layer with one scenario for each mode; entry, exit and tied variables stay open."""
+    space, m = costs.space, setting.num_microbatches
+    again = np.array([1.0 + mode.recompute for mode in modes])
+    prices = np.array([mode.byte_price_s * (not mode.recompute) for mode in modes])
+    unary: dict[int, Array] = {}
+    for v in range(len(space.variables)):
+        run = m * (again[:, None] * costs.forward[v] + costs.backward[v])
+        unary[v] = run + prices[:, None] * costs.saved_bytes[v]
+    for stored in space.stored:
+        if around.owned[space.layer.params.index(stored.param)]:
+            unary[stored.home.variable] = unary[stored.home.variable] + np.array(
+                [_parameter_cost(stored.param, stored.home.layouts, costs, setting, mode, rates) for mode in modes]
+            )
+    unary[space.entry] = unary[space.entry] + np.array([_entry_cost(costs, around, setting, mode) for mode in modes])
+    pair = {key: m * (again[:, None, None] * forward + backward) for key, (forward, backward) in costs.pair.items()}
+    if costs.passing is not None:
+        ends = (space.entry, space.exit)
+        pair[ends] = pair.get(ends, 0.0) + m * costs.passing[None]
+    sizes = tuple(len(v.labels) for v in space.variables)
+    return LabelGraph(sizes, dict(unary), dict(pair), (space.entry, space.exit, *space.tied))
+
+
+def _entry_cost(costs: SpaceCosts, around: Surroundings, setting: Setting, mode: Mode) -> Array:
+    """inf where the mode's data axes are not those of the state; with recomputation the price of the kept inputs."""
+    space, batch_dim = costs.space, around.entry.batch_dim
+    total = np.zeros(len(space.variables[space.entry].labels))
+    for i, state in enumerate(space.variables[space.entry].labels):
+        axes = tuple(a for a, p in enumerate(state) if p >= 0 and p == batch_dim)  # type: ignore[arg-type, operator]
+        if mode.zero and axes != mode.data_axes:
+            total[i] = np.inf
+        elif mode.recompute:
+            total[i] = mode.byte_price_s * _local_bytes(around.entry, state, setting)  # type: ignore[arg-type]
+    return total
+
+
+def _parameter_cost(
+    param: str, layouts: Sequence[Layout | None], costs: SpaceCosts, setting: Setting, mode: Mode, rates: ParameterRates
+) -> list[float]:
+    spec = costs.space.layer.values[param]
+    return [np.inf if x is None else _stored_cost(spec, x, setting, mode, rates) for x in layouts]
+
+
+def _stored_cost(spec: TensorSpec, layout: Layout, setting: Setting, mode: Mode, rates: ParameterRates) -> float:
+    summed = frozenset(a for a, p in enumerate(layout) if p == BROADCAST) if spec.requires_grad else frozenset()
+    if mode.zero >= 2 and spec.requires_grad and not summed.issuperset(mode.data_axes):
+        return float("inf")  # FSDP shards every parameter of a layer over the same axes
+    rate = rates.of(mode.zero, tuple(sorted(summed & set(mode.data_axes))), tuple(sorted(summed - set(mode.data_axes))), spec)
+    elements = _local_bytes(spec, layout, setting) / DTYPE_BYTES[spec.dtype]
+    micro, step = rate.micro_s * setting.num_microbatches, rate.step_s
+    return elements * (micro + step + mode.byte_price_s * rate.held_bytes)
