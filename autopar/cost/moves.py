@@ -24,7 +24,7 @@ def relayout_demand(spec: TensorSpec, source: Layout, target: Layout, mesh: Sequ
     if moves is None:
         raise PlanError(
             f"a value can't be put from layout {layout_text(source)} into {layout_text(target)}: "
-            "nothing that isn't partial becomes partial. Choose another target layout."
+            "a split never becomes partial. Choose another target layout."
         )
     forward_ops, forward = _walk(spec, held_layout(source), moves.forward, mesh, batch)
     if not spec.requires_grad:

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autopar.cluster import Link
+from autopar.cost.collectives import KINDS, collective_times, one_link_seconds, ranks_by_level
+from autopar.cost.moves import group_of
+from autopar.errors import ConfigError
+from autopar.graph import CollectiveKey
+from autopar.plan import MeshAxis
+from tests.cost.small import cluster
+
+LINK = Link("round", 1e9, 1e-6)
+MB = 10**6
+
+
+def seconds(kind: str, size: int, ranks: int, stride: int = 1, per_node: int = 4) -> float:
+    return float(collective_times([CollectiveKey(kind, size, ranks, stride)], cluster(4, per_node)).seconds[0])
+
+
+def test_ring_on_one_link() -> None:
+    """8 MB over 4 ranks at 1 GB/s: three steps of 1 us and three quarters of 8 ms; the all-reduce both ways."""
+    assert one_link_seconds("all_gather", 8 * MB, 4, LINK) == pytest.approx(3e-6 + 6e-3)
+    assert one_link_seconds("reduce_scatter", 8 * MB, 4, LINK) == pytest.approx(3e-6 + 6e-3)
+    assert one_link_seconds("all_reduce", 8 * MB, 4, LINK) == pytest.approx(6e-6 + 12e-3)
+    assert one_link_seconds("all_to_all", 8 * MB, 4, LINK) == pytest.approx(2e-6 + 6e-3)
+    assert one_link_seconds("broadcast", 8 * MB, 4, LINK) == pytest.approx(2e-6 + 8e-3)
+
+
+def test_small_all_reduce_takes_the_tree() -> None:
+    """Eight bytes over 64 ranks: twice six steps of 1 us instead of twice 63."""
+    assert one_link_seconds("all_reduce", 8, 64, LINK) == pytest.approx(12e-6, rel=1e-2)
+
+
+def test_levels_of_a_group() -> None:
+    """Ranks of a node and nodes, by stride, on nodes of eight."""
+    assert ranks_by_level(8, 1, 8) == (8, 1)
+    assert ranks_by_level(4, 2, 8) == (4, 1)
+    assert ranks_by_level(16, 1, 8) == (8, 2)
+    assert ranks_by_level(8, 2, 8) == (4, 2)
+    assert ranks_by_level(4, 8, 8) == (1, 4)
+
+
+def test_all_reduce_over_nodes_is_composed() -> None:
+    """8 ranks on two nodes of 4: scatter 8 MB inside at 10 GB/s, all-reduce 2 MB outside at 1 GB/s, gather inside."""
+    inside = 3e-6 + 0.75 * 8e6 / 1e10
+    outside = 2 * (1e-5 + 0.5 * 2e6 / 1e9)
+    assert seconds("all_reduce", 8 * MB, 8) == pytest.approx(2 * inside + outside)
+    assert seconds("all_gather", 8 * MB, 8) == pytest.approx(inside + outside / 2)
+
+
+def test_group_of_one_rank_a_node_uses_the_far_link() -> None:
+    """Four ranks with stride 4 on nodes of 4 see only the link between nodes."""
+    assert seconds("all_gather", 8 * MB, 4, 4) == pytest.approx(3e-5 + 0.75 * 8e-3)
+
+
+@given(st.sampled_from(KINDS), st.integers(1, 1 << 30), st.sampled_from([2, 4, 8, 16]), st.sampled_from([1, 2, 4]))
+def test_more_bytes_take_no_less(kind: str, size: int, ranks: int, stride: int) -> None:
+    """Seconds are positive, grow with bytes and are finite for every group that fits."""
+    if ranks * stride > 16:
+        return
+    assert 0 < seconds(kind, size, ranks, stride) <= seconds(kind, 2 * size, ranks, stride)
+
+
+def test_groups_that_cost_nothing() -> None:
+    """One rank, or no bytes, take no time."""
+    assert seconds("all_reduce", MB, 1) == 0
+    assert seconds("all_reduce", 0, 8) == 0
+
+
+def test_unknown_kind_is_named() -> None:
+    """The error names the kind and what is allowed."""
+    with pytest.raises(ConfigError, match=r"'gossip'.*all_reduce"):
+        seconds("gossip", 1, 2)
+
+
+def test_group_over_axes_that_are_not_neighbours() -> None:
+    """Axes of strides 8 and 1 around another: 8 ranks that span 16 devices, four of them in a node of eight."""
+    mesh = [MeshAxis("d0", 2, 8), MeshAxis("d1", 2, 4), MeshAxis("d2", 4, 1)]
+    assert group_of((0, 2), mesh) == (8, 2)
+    assert group_of((1, 2), mesh) == (8, 1)
+    assert group_of((0,), mesh) == (2, 8)

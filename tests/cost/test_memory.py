@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from autopar.cost.activations import activations
+from autopar.cost.memory import held_bytes_per_element, inputs_held, layer_memory
+from autopar.graph import BROADCAST, REPLICATE, Cut, Layer, OpGraph
+from autopar.plan import POLICIES, DtypePolicy, LayerStrategy
+from autopar.shard.lower import lower
+from autopar.shard.program import Program
+from autopar.shard.rules import rule_for
+from tests.cost.small import HIDDEN, ROWS, WIDTH, FeedForward, feed_forward
+
+BATCH = 6
+X = BATCH * ROWS * WIDTH * 4  # bytes of the layer's input; the hidden values are four times as large
+WEIGHTS = 2 * HIDDEN * WIDTH
+
+
+def lowered(strategy: LayerStrategy, sizes: tuple[int, ...]) -> Program:
+    layer = feed_forward()
+    return lower(layer, strategy, sizes, layer.values["x"], layer.values["out"])
+
+
+def whole() -> Program:
+    return lowered(LayerStrategy((REPLICATE,), (REPLICATE,), {}, {}), (1,))
+
+
+def test_hand_computed_layer() -> None:
+    """Saved x, h, a (1+4+4); the most at once beyond that is 5: in the gradient of `down`'s product and of gelu."""
+    # product: saved 9 + gradient of out 1 + of a 4 = 14; gelu: x and h 5 + of a 4 + of h 4 + of x 1 = 14; 14 - 9 = 5
+    found = activations(whole(), BATCH)
+    assert (found.saved, found.inputs, found.inputs_saved, found.transient) == (9 * X, X, X, 5 * X)
+
+
+def test_saved_equals_what_torch_saves() -> None:
+    """The bytes autograd really keeps for the layer, parameters apart, are the predicted ones."""
+    module = FeedForward()
+    storages: dict[int, int] = {}
+
+    def pack(t: torch.Tensor) -> torch.Tensor:
+        storages[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    x = torch.randn(BATCH, ROWS, WIDTH, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        out = module(x)
+    for parameter in module.parameters():
+        storages.pop(parameter.untyped_storage().data_ptr(), None)
+    assert out.requires_grad
+    assert sum(storages.values()) == activations(whole(), BATCH).saved
+
+
+def measured_peak_bytes(module: FeedForward, x: torch.Tensor) -> int:
+    """Most bytes allocated at once in forward and backward beyond what was there before, by the profiler's events."""
+    gradient = torch.ones_like(x)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        module(x).backward(gradient)
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return peak
+
+
+def test_peak_equals_what_torch_allocates() -> None:
+    """Saved and transient bytes add up to the allocator's real peak of one forward and backward pass."""
+    module, x = FeedForward(), torch.randn(BATCH, ROWS, WIDTH, requires_grad=True)
+    module(x).sum().backward()  # gradients of parameters exist
+    measured = measured_peak_bytes(module, x)
+    found = activations(whole(), BATCH, accumulates=True)
+    # x and the gradient of out were there before the measurement; the caller holds out until the backward has returned
+    assert found.saved + found.transient - 2 * X + X == measured
+
+
+def split(dims: dict[str, int], entry: int, stored: dict[str, int]) -> LayerStrategy:
+    """On the one axis each op splits dim `dims[op]` of its first operand."""
+    layer = feed_forward()
+    ops: dict[str, tuple[str, ...]] = {}
+    for op in layer.ops:
+        rule = rule_for(op, layer)
+        assert rule is not None
+        ops[op.name] = (rule.operands[0][dims[op.name]] if op.name in dims else "",)
+    ops["first"] = ops["first"] if "first" in dims else (rule_for(layer.ops[0], layer).operands[1][0],)  # type: ignore[union-attr]
+    return LayerStrategy((entry,), (entry,), ops, {name: (dim,) for name, dim in stored.items()})
+
+
+def test_tensor_parallel_layer_keeps_its_share() -> None:
+    """Split two ways on the hidden dim, h and a are halved, x is whole, and each parameter is halved."""
+    program = lowered(split({"act": 2, "second": 2}, REPLICATE, {"up": 0, "down": 1}), (2,))
+    assert activations(program, BATCH).saved == X + 2 * 2 * X
+    found = layer_memory(program, BATCH, POLICIES["fp32"], "adamw", 0, 1)
+    assert (found.parameters, found.optimizer) == (4 * WEIGHTS // 2, 8 * WEIGHTS // 2)
+
+
+def test_recomputation_keeps_inputs_only() -> None:
+    """With full recomputation the input stays, and everything else is needed at once in the backward."""
+    found = layer_memory(whole(), BATCH, POLICIES["fp32"], "adamw", 0, 1, "full")
+    assert (found.saved, found.transient) == (X, 8 * X + 5 * X)
+
+
+@pytest.mark.parametrize(
+    ("zero", "parameters", "gradients", "optimizer"),
+    # bf16: 4 master, 4 gradient, 8 states; 2 for a compute copy that is whole
+    [(0, 6.0, 4.0, 8.0), (1, 4 / 4 + 2, 4.0, 2.0), (2, 4 / 4 + 2, 1.0, 2.0), (3, 4 / 4, 1.0, 2.0)],
+)
+def test_zero_shards_states(zero: int, parameters: float, gradients: float, optimizer: float) -> None:
+    """Over four ranks ZeRO 1 shards states and master copies, 2 gradients, too, 3 the compute copies as well."""
+    found = layer_memory(whole(), BATCH, POLICIES["bf16"], "adamw", zero, 4)
+    assert (found.parameters, found.gradients, found.optimizer) == (
+        parameters * WEIGHTS, gradients * WEIGHTS, optimizer * WEIGHTS
+    )  # fmt: skip
+    held = held_bytes_per_element(POLICIES["bf16"], "adamw", zero, 4, trained=True, gradients=True)
+    assert held * WEIGHTS == found.parameters + found.gradients + found.optimizer
+
+
+def test_tied_parameters_are_owned_once() -> None:
+    """A parameter another layer owns costs nothing here."""
+    found = layer_memory(whole(), BATCH, POLICIES["fp32"], "sgd", 0, 1, foreign=frozenset({"up", "down"}))
+    assert (found.parameters, found.gradients, found.optimizer) == (0, 0, 0)
+
+
+def test_inputs_saved_by_an_earlier_layer_are_held() -> None:
+    """Two layers on the same input: the second keeps it for free."""
+    local = feed_forward()
+    names = ("a.up", "a.down")
+    layers = tuple(Layer(f"l{i}", 0, ("x",), (f"y{i}",), names, ()) for i in range(2))
+    cuts = tuple(Cut("x", ("x",)) for _ in range(3))
+    graph = OpGraph((local,), layers, cuts, ("x",), {"x": local.values["x"]}, {}, {}, {})
+    assert inputs_held(graph, 0) == frozenset()
+    assert inputs_held(graph, 1) == {"x"}
+    assert activations(whole(), BATCH, held=inputs_held(graph, 1)).saved == 8 * X
+
+
+def test_policy_with_equal_dtypes_needs_no_copies() -> None:
+    """ZeRO 0 with parameters in the compute dtype keeps each once."""
+    policy = DtypePolicy("float32", "float32", "float32", "float32")
+    assert held_bytes_per_element(policy, "sgd", 0, 4, trained=False, gradients=True) == 4
+
+
+def test_broadcast_parameters_are_whole() -> None:
+    """A data-parallel layer holds whole parameters and its share of the activations."""
+    everywhere = {"first": 0, "act": 0, "second": 0, "sum": 0}
+    program = lowered(split(everywhere, 0, {"up": BROADCAST, "down": BROADCAST}), (2,))
+    assert activations(program, BATCH).saved == 9 * X // 2
+    assert layer_memory(program, BATCH, POLICIES["fp32"], "adamw", 0, 2).parameters == 4 * WEIGHTS
