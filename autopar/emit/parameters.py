@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from autopar.emit import buckets
 from autopar.emit.groups import Axes, StageGroups
-from autopar.emit.storage import Keeper, Storage
+from autopar.emit.storage import Storage
+
+
+T = TypeVar("T")
 
 
 class StageParameter:
@@ -19,22 +23,19 @@ class StageParameter:
     the two share memory.
     """
 
-    def __init__(self, storage: Storage, stored: Tensor, public: nn.Parameter) -> None:
+    def __init__(self, storage: Storage, stored: Tensor, public: nn.Parameter, compute_shape: torch.Size) -> None:
         self.storage = storage
         self.stored = stored
         self.public = public
+        self.shared = not storage.chunk_axes and storage.dtype == storage.compute_dtype
         self._seen: tuple[int, int] | None = None
         self._gradient: Tensor | None = None
-        self.shared = not storage.chunk_axes and storage.dtype == storage.compute_dtype
-        self.compute = stored.detach() if self.shared else torch.empty(0, dtype=storage.compute_dtype)
-        if self.shared:
-            self._want_gradient()
+        self.compute = stored.detach() if self.shared else stored.new_empty(compute_shape, dtype=storage.compute_dtype)
+        self._want_gradient()
 
-    def allocate(self, shape: Sequence[int]) -> None:
-        """Give the compute copy its memory (`shape` of the shard that layers compute with)."""
-        if not self.shared and not self._seen:
-            self.compute = torch.empty(shape, dtype=self.storage.compute_dtype, device=self.stored.device)
-            self._want_gradient()
+    def source(self) -> Tensor:
+        """What layers compute with."""
+        return self.compute
 
     def _want_gradient(self) -> None:
         if not self.storage.trainable:
@@ -87,7 +88,7 @@ def refresh(parameters: Sequence[StageParameter], groups: StageGroups, force: bo
         p.fresh()
 
 
-def _by_axes[T](items: Sequence[tuple[Axes, T]]) -> list[tuple[Axes, list[T]]]:
+def _by_axes(items: Sequence[tuple[Axes, T]]) -> list[tuple[Axes, list[T]]]:
     """`items` by their axes, in order of first appearance."""
     found: dict[Axes, list[T]] = {}
     for axes, item in items:
@@ -142,7 +143,3 @@ def local(tensor: Tensor) -> Tensor:
     to_local = getattr(tensor, "to_local", None)
     return to_local() if to_local is not None else tensor
 
-
-__all__ = [
-    "Keeper", "StageParameter", "add_gradient", "finish_gradients", "local", "reduce_gradients", "refresh",
-]  # fmt: skip

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from autopar.emit.groups import Axes, StageGroups
 from autopar.errors import PlanError
-from autopar.graph import BROADCAST, PARTIAL, Layer, Layout, OpGraph, TensorSpec, layout_text
+from autopar.graph import BROADCAST, PARTIAL, REPLICATE, Layer, Layout, OpGraph, TensorSpec, layout_text
 from autopar.plan import DtypePolicy, LayerStrategy
 
 
@@ -59,22 +59,22 @@ class Storage:
             return computed
         return chunk(computed, 0, groups.ways(self.chunk_axes), groups.index(self.chunk_axes))
 
-    def as_dtensor(self, stored: Tensor, groups: StageGroups) -> Tensor:
-        """The DTensor of global `shape` of which this rank holds `stored`; `stored` itself without torch.distributed.
+    def mesh_dims(self, groups: StageGroups) -> tuple[Axes, ...]:
+        """The dims of the mesh of the parameter's DTensor: each axis of `split_axes`, all of `chunk_axes`, all others."""
+        rest = tuple(a for a in groups.all_axes if a not in self.split_axes + self.chunk_axes)
+        return tuple(axes for axes in (*((a,) for a in self.split_axes), self.chunk_axes, rest) if axes)
 
-        Its mesh has a dim for each axis of `split_axes`, one for all of `chunk_axes`, one for all others.
-        """
+    def as_dtensor(self, stored: Tensor, groups: StageGroups) -> Tensor:
+        """The DTensor of global `shape` of which this rank holds `stored`; `stored` itself without torch.distributed."""
         if not torch.distributed.is_initialized():
             return stored
-        split = self.split_axes
-        rest = tuple(a for a in groups.all_axes if a not in split and a not in self.chunk_axes)
-        dims = [((a,), Shard(self.layout[a])) for a in split]
-        dims += [(self.chunk_axes, Shard(0))] if self.chunk_axes else []
-        placed = [*dims, (rest, Replicate())] if rest else dims
-        mesh = groups.mesh(tuple(axes for axes, _ in placed))
+        dims = self.mesh_dims(groups)
+        placements = [Shard(self.layout[a]) for a in self.split_axes] + [Shard(0)] * bool(self.chunk_axes)
+        replicated = [Replicate()] * (len(dims) - len(placements))
         stride = torch.empty(self.shape, device="meta").stride()
-        placements = [placement for _, placement in placed]
-        return DTensor.from_local(stored, mesh, placements, run_check=False, shape=self.shape, stride=stride)
+        return DTensor.from_local(
+            stored, groups.mesh(dims), (*placements, *replicated), run_check=False, shape=torch.Size(self.shape), stride=stride
+        )
 
 
 def chunk(tensor: Tensor, dim: int, ways: int, index: int) -> Tensor:
@@ -105,7 +105,7 @@ class Use:
 
 def plan_storage(name: str, spec: TensorSpec, uses: list[Use], policy: DtypePolicy, axes: int) -> Storage:
     """The storage of parameter `name` from all its uses. Raises PlanError if these want it stored differently."""
-    layout = uses[0].layout if uses else (-1,) * axes
+    layout = uses[0].layout if uses else (REPLICATE,) * axes
     for use in uses:
         if use.layout != layout or PARTIAL in use.layout:
             raise PlanError(

@@ -1,0 +1,274 @@
+"""From a plan and a model to the module that runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from autopar.emit import materialize
+from autopar.emit.groups import Axes, StageGroups
+from autopar.emit.inputs import Names
+from autopar.emit.layers import LayerModule, ParameterHolder, StageModule
+from autopar.emit.loss_weights import EqualWeights, LossForm, Weights, microbatch_weights
+from autopar.emit.module import ParallelModule, Runtime
+from autopar.emit.parameters import StageParameter, local, remaining_axes
+from autopar.emit.program import ProgramCode
+from autopar.emit.route import Visit, plan_route
+from autopar.emit.storage import Keeper, Storage, parameter_uses, plan_storage, shard
+from autopar.errors import EmitError, PlanError
+from autopar.graph import REPLICATE, Layer, Layout, OpGraph
+from autopar.plan import LayerStrategy, PlanRecord, StagePlan
+from autopar.shard.localize import groups_of
+from autopar.shard.lower import lower_layer
+from autopar.shard.program import Program
+
+
+def emit(
+    record: PlanRecord, graph: OpGraph, module: nn.Module, *, device: torch.device | str, loss: str = "global"
+) -> ParallelModule:
+    """Build the module that runs `record` on this rank: collective over the job.
+
+    `graph` is the trace of `module`, whose values (or, on meta, initialisers) the parameters get; the module itself is
+    left as it is. `loss`: `global` weights microbatches by what they count in the loss, `mean_of_means` equally.
+    Raises PlanError where plan, graph and job don't belong together, EmitError on what can't be run.
+    """
+    device = torch.device(device)
+    check(record, graph, loss)
+    stage = record.stages[0]
+    groups = StageGroups(stage, device)
+    builder = Builder(record, graph, stage, groups, loss)
+    pm = ParallelModule(graph, record, Names(module), groups.ways(builder.placements[0].data_axes))
+    if groups.coordinate is not None:
+        pm.install(builder.runtime(module), module)
+    pm.train(module.training)
+    return pm
+
+
+def check(record: PlanRecord, graph: OpGraph, loss: str) -> None:
+    """Raise PlanError or EmitError, saying what differs, if the plan can't be run on this graph by this job."""
+    if loss not in ("global", "mean_of_means"):
+        raise EmitError(f"loss={loss!r}; it is 'global' or 'mean_of_means'.")
+    if record.fingerprint.graph != graph.digest:
+        raise PlanError(
+            f"the plan was made for a model with graph hash {record.fingerprint.graph}, this one has {graph.digest}: layers, "
+            f"shapes or example inputs differ. Make a plan for this model."
+        )
+    if len(record.stages) != 1:
+        raise EmitError(f"the plan has {len(record.stages)} pipeline stages; this version runs 1. Plan with pp=1.")
+    if graph.loss is None:
+        raise EmitError("the model returns no loss, so there is nothing to train on. Trace and plan it with `loss_fn=...`.")
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    needed = max(record.stages[0].devices) + 1
+    if world < needed or world != record.request.devices:
+        raise PlanError(
+            f"the plan is for {record.request.devices} processes (its stage uses ranks up to {needed - 1}), this job has "
+            f"{world}. Start it with torchrun --nproc-per-node so that they agree, or make a plan for {world}."
+        )
+
+
+def lower_stage(graph: OpGraph, stage: StagePlan) -> list[Program]:
+    """The program of each layer of the stage; equal ones are one object."""
+    sizes = tuple(axis.size for axis in stage.mesh)
+    found: dict[tuple[object, ...], Program] = {}
+    programs = []
+    for i, choice in enumerate(stage.assignment):
+        index = stage.first_layer + i
+        layer, front, behind = graph.layers[index], graph.cuts[index].main, graph.cuts[index + 1].main
+        places = [layer.inputs.index(n) if n in layer.inputs else -1 for n in (front, behind)]
+        places += [layer.outputs.index(behind)] if behind in layer.outputs else [-1]
+        key = (layer.class_index, choice, *places, repr(graph.values[front]), repr(graph.values[behind]))
+        if key not in found:
+            found[key] = lower_layer(graph, index, stage.strategies[choice], sizes)
+        programs.append(found[key])
+    return programs
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A layer of the stage with its strategy, program and data axes."""
+
+    layer: Layer
+    strategy: LayerStrategy
+    program: Program
+    data_axes: Axes
+
+    @property
+    def visit(self) -> Visit:
+        """The layer's names and layouts on the stage's route."""
+        layouts, program = self.program.layouts, self.program
+        ins, outs = (tuple(layouts[n] for n in names) for names in (program.inputs, program.outputs))
+        return Visit(self.layer.inputs, ins, self.layer.outputs, outs)
+
+
+def place_layers(graph: OpGraph, stage: StagePlan) -> list[Placement]:
+    """Every layer of the stage, lowered."""
+    found = []
+    for i, program in enumerate(lower_stage(graph, stage)):
+        strategy = stage.strategies[stage.assignment[i]]
+        batch_dim = graph.values[graph.cuts[stage.first_layer + i].main].batch_dim
+        found.append(Placement(graph.layers[stage.first_layer + i], strategy, program, strategy.data_axes(batch_dim)))
+    return found
+
+
+def arrival_layouts(graph: OpGraph, data_axes: Axes, axes: int) -> dict[str, Layout]:
+    """How the model's inputs lie when a rank is given its rows: split by samples over `data_axes`."""
+    found: dict[str, Layout] = {}
+    for name in graph.inputs:
+        dim = graph.values[name].batch_dim
+        found[name] = tuple(dim if a in data_axes and dim is not None else REPLICATE for a in range(axes))
+    return found
+
+
+class Builder:
+    """Builds one stage. Every rank, idle ones too, walks the same way, as process groups are made on it."""
+
+    def __init__(self, record: PlanRecord, graph: OpGraph, stage: StagePlan, groups: StageGroups, loss: str) -> None:
+        self.record, self.graph, self.groups = record, graph, groups
+        self.placements = place_layers(graph, stage)
+        self.storages = plan_storages(graph, self.placements, record, len(stage.mesh))
+        visits = [p.visit for p in self.placements]
+        arrival = arrival_layouts(graph, self.placements[0].data_axes, len(stage.mesh))
+        whole = (REPLICATE,) * len(stage.mesh)
+        self.route = plan_route(graph, visits, arrival, graph.loss or "", whole, groups)
+        programs = [p.program for p in self.placements]
+        self.weights: Weights = EqualWeights(LossForm("mean"))
+        if loss == "global":
+            self.weights = microbatch_weights(graph, visits, programs, arrival, groups)
+        self._make_groups()
+
+    def _make_groups(self) -> None:
+        """Make the process groups in one order on all ranks."""
+        if self.groups.ways(self.groups.all_axes) == 1:
+            return
+        wanted = {axes for p in self.placements for axes in groups_of(p.program)}
+        wanted |= {p.data_axes for p in self.placements} | {self.groups.all_axes}
+        for storage in self.storages.values():
+            wanted |= {*storage.mesh_dims(self.groups), storage.chunk_axes, storage.sum_axes, remaining_axes(storage)}
+        for axes in sorted(wanted - {()}):
+            self.groups.group(axes)
+
+    def runtime(self, module: nn.Module) -> Runtime:
+        """What this rank runs, with the values of `module` in place."""
+        buffers = {n: torch.empty_like(module.get_buffer(n), device=self.groups.device) for n in self.graph.buffers}
+        steps = {n: self._step_parameter(s) for n, s in self.storages.items() if s.keeper is Keeper.STEP}
+        stage, held = self._stage(buffers, steps)
+        publics = {n: p.public for n, p in steps.items()}
+        kept = []
+        for name, (holder, attribute) in held.items():
+            sharded = holder.get_parameter(attribute)
+            kept.append((self.storages[name], sharded))
+            publics[name] = self._public(self.storages[name], local(sharded.detach()))
+        self._fill(module, publics, buffers)
+        return Runtime(stage, self.groups, self.storages, {n: publics[n] for n in self.storages}, buffers,
+                       tuple(steps.values()), tuple(kept), self.placements[0].data_axes, self.weights)  # fmt: skip
+
+    def _step_parameter(self, storage: Storage) -> StageParameter:
+        shape = self._compute_shape(storage)
+        stored = storage.stored_shard(torch.empty(shape, device="meta"), self.groups)
+        made = torch.empty(stored.shape, dtype=storage.dtype, device=self.groups.device)
+        return StageParameter(storage, made, self._public(storage, made), shape)
+
+    def _public(self, storage: Storage, stored: Tensor) -> nn.Parameter:
+        return nn.Parameter(storage.as_dtensor(stored, self.groups), storage.trainable)
+
+    def _compute_shape(self, storage: Storage) -> torch.Size:
+        return storage.compute_shard(torch.empty(storage.shape, device="meta"), self.groups).shape
+
+    def _stage(
+        self, buffers: dict[str, Tensor], steps: dict[str, StageParameter]
+    ) -> tuple[StageModule, Held]:
+        """The stage on this rank, and where FSDP's parameters are held."""
+        codes: dict[int, ProgramCode] = {}
+        modules = []
+        for i, placement in enumerate(self.placements):
+            code = codes.setdefault(id(placement.program), ProgramCode(placement.program, self.groups))
+            modules.append(LayerModule(i, code, placement.strategy.recompute == "full"))
+        stage = StageModule(modules, self.route)
+        shared = shared_parameters(self.placements)
+        held: Held = {}
+        for placement, layer in zip(self.placements, modules, strict=True):
+            for name in placement.layer.params:
+                if name in steps:
+                    layer.sources.append(steps[name].source)
+                    continue
+                if name not in held:
+                    holder = stage if name in shared else layer
+                    held[name] = holder, self._hold(holder, self.storages[name])
+                layer.sources.append(held[name][0].reader(held[name][1]))
+            self._read_buffers(placement, layer, buffers)
+        if held:
+            self._fully_shard(stage, modules)
+        return stage, held
+
+    def _hold(self, holder: ParameterHolder, storage: Storage) -> str:
+        computed = storage.compute_shard(torch.empty(storage.shape, dtype=storage.dtype, device="meta"), self.groups)
+        return holder.hold(storage.name, torch.empty_like(computed, memory_format=torch.contiguous_format), storage.trainable)
+
+    def _read_buffers(self, placement: Placement, layer: LayerModule, buffers: dict[str, Tensor]) -> None:
+        for name, local_name in zip(placement.layer.buffers, placement.program.buffers, strict=True):
+            part = shard(buffers[name], placement.program.layouts[local_name], self.groups)
+            layer.sources.append(lambda part=part: part)  # type: ignore[misc]
+
+    def _fully_shard(self, stage: StageModule, modules: list[LayerModule]) -> None:
+        """Hand layers to FSDP2, then the stage: without a root of its own each microbatch would end a step."""
+        policy = self.record.request.policy
+        precision = MixedPrecisionPolicy(
+            getattr(torch, policy.compute), getattr(torch, policy.gradients), cast_forward_inputs=False
+        )
+        device = self.groups.device
+        for placement, layer in zip(self.placements, modules, strict=True):
+            if layer._parameters:
+                line = self.groups.line(placement.data_axes)
+                fully_shard(layer, mesh=line, reshard_after_forward=placement.strategy.zero == 3, mp_policy=precision)
+        own = next((s.chunk_axes for s in self.storages.values() if s.name.replace(".", "__") in stage._parameters), None)
+        line = self.groups.line(own or self.groups.all_axes)
+        fully_shard(stage, mesh=line, reshard_after_forward=False, mp_policy=precision)
+        for module in stage.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)  # losses are normalised already: gradients are sums
+                module.set_force_sum_reduction_for_comms(True)
+        stage.to_empty(device=device)
+
+    def _fill(self, module: nn.Module, publics: dict[str, nn.Parameter], buffers: dict[str, Tensor]) -> None:
+        """Put this rank's part of the module's values in place."""
+        aliases = self.graph.aliases
+        with torch.no_grad():
+            for name, whole in materialize.values(module, self.groups.device, self.record.request.seed):
+                name = aliases.get(name, name)
+                if name in publics:
+                    storage = self.storages[name]
+                    mine = storage.stored_shard(storage.compute_shard(whole, self.groups), self.groups)
+                    local(publics[name].detach()).copy_(mine)
+                elif name in buffers:
+                    buffers[name].copy_(whole)
+
+
+Held: TypeAlias = "dict[str, tuple[ParameterHolder, str]]"
+"""Where FSDP's parameters are: the module that holds each, and under which attribute."""
+
+
+def shared_parameters(placements: list[Placement]) -> set[str]:
+    """Parameters that more than one layer reads."""
+    layers = [set(p.layer.params) for p in placements]
+    return {n for i, names in enumerate(layers) for n in names if any(n in other for other in layers[i + 1 :])}
+
+
+def plan_storages(
+    graph: OpGraph, placements: list[Placement], record: PlanRecord, axes: int
+) -> dict[str, Storage]:
+    """The storage of every parameter.
+
+    FSDP2 has one mesh for the parameters that several layers share: those that need another are kept by us.
+    """
+    uses = parameter_uses(graph, ((p.layer, p.strategy, p.data_axes, p.program.layouts) for p in placements))
+    found = {n: plan_storage(n, spec, uses[n], record.request.policy, axes) for n, spec in graph.params.items()}
+    shared = [s for n, s in found.items() if n in shared_parameters(placements) and s.keeper is Keeper.FSDP]
+    for storage in shared:
+        if storage.chunk_axes != shared[0].chunk_axes:
+            found[storage.name] = replace(storage, keeper=Keeper.STEP)
+    return found

@@ -1,0 +1,95 @@
+"""A layer and a stage as modules: layers call their shared program, the stage runs them along its route."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.utils.checkpoint import checkpoint
+
+from autopar.emit.program import ProgramCode, is_dropout
+from autopar.emit.route import Route
+
+
+class ParameterHolder(nn.Module):
+    """A module whose parameters FSDP2 gathers and frees: it swaps the attributes."""
+
+    def hold(self, name: str, tensor: Tensor, trainable: bool) -> str:
+        """Register `tensor`; returns the name of the attribute."""
+        attribute = name.replace(".", "__")
+        self.register_parameter(attribute, nn.Parameter(tensor, trainable))
+        return attribute
+
+    def reader(self, attribute: str) -> Callable[[], Tensor]:
+        """How to read what stands at the attribute at the time."""
+        return lambda: self._parameters[attribute]  # type: ignore[return-value]
+
+
+class LayerModule(ParameterHolder):
+    """One layer of the model, the `index`-th.
+
+    `sources` gives the parameters and buffers in the order of the program, as local tensors. Under `recompute` only
+    the layer's inputs are kept for the backward pass, in which it is run once more.
+    """
+
+    def __init__(self, index: int, code: ProgramCode, recompute: bool) -> None:
+        super().__init__()
+        self.index = index
+        self.code = code
+        self.recompute = recompute
+        self.sources: list[Callable[[], Tensor]] = []
+
+    def forward(self, batch: int, draw: Tensor | None, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The layer's outputs at a global microbatch of `batch` samples; all tensors are local."""
+        code = self.code.at(batch, self.training)
+        if draw is not None:
+            draw = torch.cat([draw[:1] + self.index, draw[1:]])
+        operands = [draw, *(source() for source in self.sources), *inputs]
+        if self.recompute and torch.is_grad_enabled():
+            # Code draws no random numbers of torch's own: dropout masks are a function of `draw`.
+            return checkpoint(code, *operands, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
+        return code(*operands)  # type: ignore[no-any-return]
+
+
+class StageModule(ParameterHolder):
+    """All layers of one stage, and the parameters that several of them share: the root for FSDP2."""
+
+    def __init__(self, layers: list[LayerModule], route: Route) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self._route = route
+
+    @property
+    def draws(self) -> bool:
+        """Whether any layer draws dropout masks."""
+        return any(is_dropout(step) for layer in self.layers for step in layer.code.program.steps)  # type: ignore[union-attr, operator]
+
+    def forward(
+        self, values: dict[str, Tensor], batch: int, draw: Tensor | None, on_backward: Callable[[], None] | None
+    ) -> Tensor:
+        """The loss of a global microbatch of `batch` samples, of which `values` are this rank's rows.
+
+        `draw` says what dropout masks to draw; `on_backward` is called when a backward pass from the loss has ended.
+        """
+        loss = self._route.run(values, lambda i, inputs: self.layers[i](batch, draw, *inputs))
+        # Inside the root's forward, so that FSDP's own callback, queued by its hooks on the root's output, comes first.
+        return loss if on_backward is None else OnBackward.apply(loss, on_backward)  # type: ignore[no-any-return,no-untyped-call]
+
+
+class OnBackward(torch.autograd.Function):
+    """The identity; when its backward has run, `callback` is called at the end of that backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, callback: Callable[[], None]) -> Tensor:
+        """Return `tensor` and remember `callback`."""
+        ctx.callback = callback
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """Pass the gradient on and queue the callback."""
+        Variable._execution_engine.queue_callback(ctx.callback)  # type: ignore[attr-defined]
+        return gradients[0], None

@@ -1,0 +1,159 @@
+"""From a lowered layer to code: one functional `torch.fx.GraphModule`, shared by all layers of a class and strategy."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from autopar.emit.groups import StageGroups
+from autopar.errors import PlanError
+from autopar.graph import DeviceArg, Dtype, Layout, Ref, TensorSpec, layout_text
+from autopar.shard import collectives, kernels
+from autopar.shard.localize import call_info, encode_moves, local_call
+from autopar.shard.program import Call, Program, Relayout, Step
+from autopar.shard.relayout import plan_moves
+
+
+class ProgramCode:
+    """A lowered layer as code, built for each global microbatch size when it is first met.
+
+    The code takes what dropout draws its masks by (`kernels.dropout`), then parameters, buffers and inputs in the order
+    of the program, all local, and returns its outputs.
+    """
+
+    def __init__(self, program: Program, groups: StageGroups) -> None:
+        self.program = program
+        self._groups = groups
+        self._built: dict[tuple[int, bool], fx.GraphModule] = {}
+
+    def at(self, batch: int, training: bool) -> fx.GraphModule:
+        """The code at a global microbatch of `batch` samples; outside training dropout does nothing."""
+        key = (batch, training)
+        if key not in self._built:
+            self._built[key] = _Writer(self.program, batch, self._groups, training).write()
+        return self._built[key]
+
+
+DRAW = "draw"
+"""Name of the argument that says what dropout masks to draw."""
+
+
+def is_dropout(step: Step) -> bool:
+    """Whether the step is a dropout whose masks are drawn by place."""
+    return isinstance(step, Call) and step.kernel == "dropout"
+
+
+class _Writer:
+    """Writes the graph of a program, step by step."""
+
+    def __init__(self, program: Program, batch: int, groups: StageGroups, training: bool) -> None:
+        self.program, self.batch, self.groups, self.training = program, batch, groups, training
+        self.graph = fx.Graph()
+        self.nodes: dict[str, fx.Node] = {}
+
+    def write(self) -> fx.GraphModule:
+        program = self.program
+        for name in (DRAW, *program.params, *program.buffers, *program.inputs):
+            self.nodes[name] = self.graph.placeholder(name)
+        for step in program.steps:
+            if isinstance(step, Relayout):
+                self._relayout(step)
+            else:
+                self._call(step)
+        self.graph.output(tuple(self.nodes[n] for n in program.outputs))
+        return fx.GraphModule(nn.Module(), self.graph, class_name="Layer")
+
+    def _relayout(self, step: Relayout) -> None:
+        sizes, name = self.program.axis_sizes, self.groups.name
+        moves = encode_moves(step.forward, sizes, name), encode_moves(step.backward, sizes, name)
+        source = self.nodes[step.source]
+        made = self.graph.call_function(collectives.relayout, (source, *moves)) if any(moves) else source
+        self.nodes[step.result] = made
+
+    def _call(self, step: Call) -> None:
+        if not self.training and is_dropout(step):
+            self.nodes[step.op.results[0]] = self.nodes[step.operands[0]]
+            return
+        call = local_call(step, self.program, self.batch)
+        args, kwargs = self._argument(call.args), self._argument(call.kwargs)
+        if step.kernel:
+            info = call_info(step, self.program, self.batch, self.groups.name)
+            drawn = {"draw": self.nodes[DRAW]} if is_dropout(step) else {}
+            made = self.graph.call_function(kernels.kernel(step.kernel), (info, *args), kwargs | drawn)
+        else:
+            made = self.graph.call_function(aten(call.target), args, kwargs)
+        self._name_results(step, made, several=returns_several(step.op.target))
+
+    def _name_results(self, step: Call, made: fx.Node, several: bool) -> None:
+        if not several:
+            self.nodes[step.op.results[0]] = made
+            return
+        for i, result in enumerate(step.op.results):
+            self.nodes[result] = self.graph.call_function(operator.getitem, (made, i))
+
+    def _argument(self, argument: Any) -> Any:
+        """The argument with nodes for names, and torch's own dtypes and device."""
+        if isinstance(argument, Ref):
+            return self.nodes[argument.name]
+        if isinstance(argument, Dtype):
+            return getattr(torch, argument.name)
+        if isinstance(argument, DeviceArg):
+            return self.groups.device
+        if isinstance(argument, dict):
+            return {k: self._argument(v) for k, v in argument.items()}
+        if isinstance(argument, tuple):
+            return tuple(self._argument(a) for a in argument)
+        return argument
+
+
+def aten(target: str) -> Any:
+    """The overload called `namespace.name.overload`."""
+    namespace, name, overload = target.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+
+
+def returns_several(target: str) -> bool:
+    """Whether the overload returns a list or several tensors."""
+    returns = aten(target)._schema.returns
+    return len(returns) > 1 or str(returns[0].type) != "Tensor"
+
+
+def relayout_between(spec: TensorSpec, source: Layout, target: Layout, groups: StageGroups) -> Callable[[Tensor], Tensor]:
+    """What puts a local tensor of a value from one layout into another. Raises PlanError if there is no way."""
+    moves = plan_moves(source, target)
+    if moves is None:
+        raise PlanError(f"a value that lies {layout_text(source)!r} can't be put into {layout_text(target)!r} between layers.")
+    forward = encode_moves(moves.forward, groups.sizes, groups.name)
+    backward = encode_moves(moves.backward if spec.requires_grad else (), groups.sizes, groups.name)
+    return lambda tensor: collectives.relayout(tensor, forward, backward)  # type: ignore[no-any-return]
+
+
+def outputs_only(program: Program, outputs: tuple[str, ...]) -> Program:
+    """`program` cut down to what makes `outputs`: its steps, inputs, parameters and buffers that these depend on."""
+    needed = set(outputs)
+    steps: list[Step] = []
+    for step in reversed(program.steps):
+        if needed.intersection(_made(step)):
+            needed.update(_read(step))
+            steps.append(step)
+
+    def kept(names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(n for n in names if n in needed)
+
+    return replace(
+        program, steps=tuple(reversed(steps)), outputs=outputs, inputs=kept(program.inputs),
+        params=kept(program.params), buffers=kept(program.buffers),
+    )  # fmt: skip
+
+
+def _made(step: Step) -> tuple[str, ...]:
+    return (step.result,) if isinstance(step, Relayout) else step.op.results
+
+
+def _read(step: Step) -> tuple[str, ...]:
+    return (step.source,) if isinstance(step, Relayout) else step.operands
