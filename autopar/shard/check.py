@@ -12,7 +12,8 @@ from torch import Tensor
 
 from autopar.errors import ConfigError
 from autopar.graph import DeviceArg, Dtype, Extent, LayerClass, Layout, Op, Ref, TensorSpec
-from autopar.shard.localize import local_call
+from autopar.shard.kernels import kernel
+from autopar.shard.localize import call_info, local_call
 from autopar.shard.notation import FIXED, REST, Line, bind, parse
 from autopar.shard.program import Call, Program
 from autopar.shard.relayout import gradient_layout
@@ -98,7 +99,7 @@ def differences(
     rule: OpRule, op: Op, layer: LayerClass, operands: Sequence[Tensor], axis_sizes: tuple[int, ...],
     factors: tuple[str, ...], batch: int = 1,
 ) -> list[str]:  # fmt: skip
-    """Results and gradients that come out otherwise when the op runs on shards; empty when the rule is right.
+    """What comes out otherwise when the op runs on shards (results, gradients); empty when the rule is right.
 
     `operands` are whole tensors, one for each of `op.operands`. Every rank of the mesh runs the op on its shards with
     local sizes; what the ranks then hold is compared with what the layouts say of the whole.
@@ -107,7 +108,7 @@ def differences(
     shapes = [layer.values[r].shape_at(batch) for r in op.results]
     seeds = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     once = _Trial(op, layer, (), ((),) * len(operands), ((),) * len(shapes), (), batch)
-    expected = once.outcome(operands, seeds, rule)
+    expected = once.outcome((), operands, seeds, rule)
 
     layouts, result_layouts = layouts_of(rule, op, layer, factors)
     trial = _Trial(op, layer, axis_sizes, layouts, result_layouts, factors, batch)
@@ -115,7 +116,10 @@ def differences(
     got: dict[Rank, dict[str, Tensor]] = {}
     for rank in ranks(axis_sizes):
         local_seeds = [shard_of(s, lay, axis_sizes, rank) for s, lay in zip(seeds, result_layouts, strict=True)]
-        got[rank] = trial.outcome([h[rank] for h in held], local_seeds, rule)
+        try:
+            got[rank] = trial.outcome(rank, [h[rank] for h in held], local_seeds, rule)
+        except RuntimeError as error:  # shards that don't fit together, or results of another shape
+            return [f"what it can run on ({error})"]
     lies = trial.layouts()
     return [
         name for name, whole in expected.items()
@@ -140,11 +144,13 @@ class _Trial:
         found = {f"result {i}": layout for i, layout in enumerate(self.result_layouts)}
         return found | {f"gradient of operand {i}": gradient_layout(lay) for i, lay in enumerate(self.operand_layouts)}
 
-    def outcome(self, operands: Sequence[Tensor], seeds: Sequence[Tensor], rule: OpRule) -> dict[str, Tensor]:
+    def outcome(
+        self, rank: Rank, operands: Sequence[Tensor], seeds: Sequence[Tensor], rule: OpRule
+    ) -> dict[str, Tensor]:
         """One rank's results, and its operands' gradients for the results' gradients `seeds`."""
         flows = [self.layer.values[name].requires_grad for name in self.op.operands]
         leaves = [t.detach().requires_grad_(f) for t, f in zip(operands, flows, strict=True)]
-        results = self._run(leaves, rule)
+        results = self._run(rank, leaves, rule)
         found = {f"result {i}": t.detach() for i, t in enumerate(results)}
         ends = [(t, s.to(t.dtype)) for t, s in zip(results, seeds, strict=True) if t.requires_grad]
         wanted = [(i, t) for i, t in enumerate(leaves) if t.requires_grad]
@@ -155,18 +161,27 @@ class _Trial:
             found |= {f"gradient of operand {i}": g for (i, _), g in zip(wanted, gradients, strict=True)}
         return found
 
-    def _run(self, leaves: Sequence[Tensor], rule: OpRule) -> tuple[Tensor, ...]:
+    def _run(self, rank: Rank, leaves: Sequence[Tensor], rule: OpRule) -> tuple[Tensor, ...]:
         names = tuple(f"operand {i}" for i in range(len(leaves)))
         layouts = dict(zip((*names, *self.op.results), (*self.operand_layouts, *self.result_layouts), strict=True))
         specs = {n: self.layer.values[o] for n, o in zip(names, self.op.operands, strict=True)}
         values = specs | {r: self.layer.values[r] for r in self.op.results}
-        kernel = rule.kernel(self.factors)
-        call = Call(self.op, names, self.operand_layouts, self.result_layouts, self.factors, kernel)
+        name = rule.kernel(self.factors) if self.axis_sizes else ""
+        call = Call(self.op, names, self.operand_layouts, self.result_layouts, self.factors, name)
         program = Program(self.axis_sizes, (call,), names, (), (), self.op.results, layouts, values)
         local = local_call(call, program, self.batch)
+        function = _function(local.target)
+        if name:
+            info = call_info(call, program, self.batch, lambda axes: str(_place(rank, axes, self.axis_sizes)))
+            function = functools.partial(kernel(name), info)
         held = dict(zip(names, leaves, strict=True))
         arguments = [_value(a, held) for a in local.args]
-        return _as_tuple(_function(local.target)(*arguments, **{k: _value(v, held) for k, v in local.kwargs.items()}))
+        return _as_tuple(function(*arguments, **{k: _value(v, held) for k, v in local.kwargs.items()}))
+
+
+def _place(rank: Rank, axes: tuple[int, ...], sizes: tuple[int, ...]) -> int:
+    """Position of `rank` among the ranks that differ from it on `axes` only: its name for the group in kernels."""
+    return functools.reduce(lambda place, axis: place * sizes[axis] + rank[axis], axes, 0)
 
 
 def _value(argument: Any, held: Mapping[str, Tensor]) -> Any:

@@ -184,42 +184,6 @@ def dropout(site: Site) -> str:
     return f"... -> {', '.join(['...'] * len(site.results))} | {'*: dropout' if active else ''}"
 
 
-def cross_entropy(site: Site) -> str | None:
-    """Rows and classes may be split; None with class weights or class probabilities."""
-    target = site.operands[1]
-    if len(site.operands) > 2 or len(target.shape) != max(site.rank - 1, 0) or "int" not in target.dtype:
-        return None
-    classes = "_" if site.argument(5, "label_smoothing", 0.0) else "v"
-    rows = [f"n{i or ''}" for i in range(len(target.shape))]
-    columns = " ".join([*rows[:1], classes, *rows[1:]])
-    reduction = site.argument(3, "reduction", 1)
-    kept = " ".join(rows) if reduction == 0 else ""
-    notes = ["v: cross_entropy whole"] * (classes == "v")
-    notes += [f"{row}: cross_entropy" for row in rows if reduction == 1]
-    return f"{columns}, {' '.join(rows)} -> {kept} | {', '.join(notes)}"
-
-
-def nll(site: Site) -> str | None:
-    """Rows may be split unless their number is needed (a mean); None with class weights."""
-    target = site.operands[1]
-    reduction = site.argument(3, "reduction", 1)
-    if len(site.operands) > 2 or reduction == 1 or len(target.shape) != site.rank - 1:
-        return None
-    rows = [f"n{i or ''}" for i in range(len(target.shape))]
-    columns = " ".join([*rows[:1], "_", *rows[1:]])
-    return f"{columns}, {' '.join(rows)} -> {' '.join(rows) if reduction == 0 else ''}"
-
-
-def elementwise_loss(site: Site) -> str | None:
-    """A loss of pairs of elements: none, mean (1) or sum (2); None when the two broadcast."""
-    if len({spec.shape for spec in site.operands}) > 1:
-        return None
-    reduction = site.argument(2, "reduction", 1)
-    kept = term(site.rank) if reduction == 0 else ""
-    notes = [f"d{d}: mean_loss" for d in range(site.rank) if reduction == 1]
-    return f"{term(site.rank)}, {term(site.rank)} -> {kept} | {', '.join(notes)}"
-
-
 def index(site: Site) -> str | None:
     """`x[i, j, ...]`: indexed dims stay whole, index dims take their place (in front when they are not neighbours)."""
     places = [d for d, i in enumerate(site.argument(1, "indices")) if isinstance(i, Ref)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autopar.errors import ConfigError
 from autopar.graph import DTYPE_BYTES, Ref
+from autopar.shard import losses
 from autopar.shard import structured as make
 from autopar.shard.notation import parse
 from autopar.shard.structured import LineMaker, Site
@@ -24,6 +25,9 @@ VIEWS = """
     _unsafe_view flatten reshape reshape_as squeeze unflatten unsqueeze view view_as
 """
 """Ops that only reshape."""
+
+PAIR_LOSSES = "huber_loss kl_div l1_loss mse_loss smooth_l1_loss soft_margin_loss"
+"""Losses of pairs of elements whose third argument is the reduction."""
 
 REDUCTIONS = "all amax amin any argmax argmin logsumexp max min prod std var"
 """Reductions whose dims can't be split: partial results of theirs are no sums."""
@@ -52,9 +56,11 @@ RULES: dict[str, str | LineMaker] = {
     "aten.embedding": make.embedding,
     "aten.one_hot": "... -> ... _",
     **dict.fromkeys(("aten.dropout", "aten.native_dropout"), make.dropout),
-    "aten.cross_entropy_loss": make.cross_entropy,
-    **dict.fromkeys(("aten.nll_loss", "aten.nll_loss_nd", "aten.nll_loss2d"), make.nll),
-    **dict.fromkeys(("aten.mse_loss", "aten.l1_loss"), make.elementwise_loss),
+    "aten.cross_entropy_loss": losses.cross_entropy,
+    **dict.fromkeys(("aten.nll_loss", "aten.nll_loss_nd", "aten.nll_loss2d"), losses.nll),
+    **{f"aten.{name}": losses.elementwise_loss(2) for name in PAIR_LOSSES.split()},
+    "aten.binary_cross_entropy": losses.elementwise_loss(3),
+    "aten.binary_cross_entropy_with_logits": losses.elementwise_loss(4),
     **{f"aten.{name}": make.pointwise for name in POINTWISE.split()},
     **dict.fromkeys(("aten.max.other", "aten.min.other"), make.pointwise),
     **{f"aten.{name}": make.view for name in VIEWS.split()},
