@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -15,6 +15,8 @@ from autopar.errors import ConfigError
 from autopar.settings import Settings, check_settings, near, read_settings, user_folder
 
 GIB = 1 << 30
+WHAT_IF = ("network", "memory", "compute")
+"""What `what_if` can scale: the link between nodes, the usable bytes, the peak rates."""
 DTYPES = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float4_e2m1fn_x2")
 """Dtypes a device file may give rates for, by the names torch has for them."""
 
@@ -99,7 +101,7 @@ class DeviceFile(Settings):
     """A file of `profiles/devices`: datasheet figures, their sources, and the links of the usual node."""
 
     name: str
-    aliases: tuple[str, ...] = Field((), strict=False)
+    aliases: tuple[str, ...] = Field(default=(), strict=False)
     backend: Literal["cuda", "cpu"] = "cuda"
     memory_gib: Positive
     usable_gib: Positive
@@ -212,6 +214,62 @@ def add_device(device: DeviceFile) -> Path:
     path.write_text(_toml(device.model_dump(exclude_none=True)), encoding="utf-8")
     _read_device.cache_clear()
     return path
+
+
+def device_from_figures(
+    name: str,
+    *,
+    tflops: float,
+    fp32_tflops: float,
+    bandwidth_gbs: float,
+    memory_gib: float,
+    link_gbs: float,
+    network_gbs: float,
+) -> DeviceFile:
+    """A device file from the few figures people know, the rest generic; raises ConfigError with every mistake."""
+    said, generic = "given to `autopar devices add`", "generic"
+    data = {
+        "name": name,
+        "memory_gib": memory_gib,
+        "usable_gib": memory_gib * 0.97,
+        "reserve_gib": memory_gib * 0.04,
+        "memory_gb_per_s": bandwidth_gbs,
+        "launch_us": 5.0,
+        "overlap": 0.5,
+        "peak_tflops": {"bfloat16": tflops, "float16": tflops, "float32": fp32_tflops},
+        "efficiency": {"bfloat16": 0.65, "float16": 0.65, "float32": 0.8, "memory": 0.8},
+        "intra": {"name": "link in a node", "gb_per_s": link_gbs, "efficiency": 0.75, "latency_us": 5.0},
+        "inter": {"name": "network", "gb_per_s": network_gbs, "efficiency": 0.8, "latency_us": 15.0},
+        "sources": {"peak_tflops": said, "memory_gb_per_s": said, "usable_gib": generic, "efficiency": generic},
+    }
+    return check_settings(data, DeviceFile, f"device {name!r}")
+
+
+def what_if(cluster: Cluster, text: str) -> Cluster:
+    """The cluster with what `network=0.8,memory=0.9` names scaled (see `WHAT_IF`); raises ConfigError."""
+    pairs = [item.partition("=") for item in text.split(",")]
+    scales = {key.strip(): _factor(value) for key, _, value in pairs}
+    bad = [f"{key}={value}" for key, _, value in pairs if key.strip() not in WHAT_IF or not _factor(value)]
+    if bad:
+        allowed = ", ".join(WHAT_IF)
+        raise ConfigError(f"what-if {', '.join(bad)}: give positive factors for {allowed}, such as network=0.8")
+    network, memory, compute = (scales.get(key, 1.0) for key in WHAT_IF)
+    device = replace(
+        cluster.device,
+        usable_bytes=int(cluster.device.usable_bytes * memory),
+        peak_flops_per_s={k: v * compute for k, v in cluster.device.peak_flops_per_s.items()},
+    )
+    inter = replace(cluster.inter, bytes_per_s=cluster.inter.bytes_per_s * network)
+    return replace(cluster, name=f"{cluster.name} with {text}", device=device, inter=inter)
+
+
+def _factor(text: str) -> float:
+    """A positive finite number, else 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        return 0.0
+    return value if 0 < value < float("inf") else 0.0
 
 
 def _sized(text: str, nodes: int, devices_per_node: int, device: str) -> Cluster:

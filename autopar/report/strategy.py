@@ -1,0 +1,56 @@
+"""A layer's strategy in words, derived from its layouts: what each mesh axis does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from autopar.graph import layout_text
+from autopar.plan import LayerStrategy, MeshAxis
+
+BATCH_DIM = 0
+"""Dim of activations that holds the samples: models take and hand on their batch first."""
+
+
+def axis_role(strategy: LayerStrategy, axis: int) -> str:
+    """What a mesh axis splits in a layer: `batch`, `sequence` (only), `tensor`, `tensor+sequence`, or `nothing`.
+
+    An axis that splits the batch at the layer's entry is `batch`. Any other that splits work inside is `tensor`, with
+    `sequence` where it also splits activations at the entry, on another dim than the batch.
+    """
+    placement = strategy.entry[axis]
+    splits_work = any(factors[axis] for factors in strategy.ops.values())
+    if placement == BATCH_DIM:
+        return "batch"
+    if placement > BATCH_DIM:
+        return "tensor+sequence" if splits_work else "sequence"
+    return "tensor" if splits_work else "nothing"
+
+
+def ways(strategy: LayerStrategy, mesh: Sequence[MeshAxis]) -> dict[str, int]:
+    """How many ways each role splits the layer; roles of one way are left out."""
+    roles = [axis_role(strategy, axis) for axis in range(len(mesh))]
+    counts = {
+        role: prod(a.size for a, r in zip(mesh, roles, strict=True) if r == role) for role in dict.fromkeys(roles)
+    }
+    return {role: count for role, count in counts.items() if count > 1}
+
+
+def strategy_words(strategy: LayerStrategy, mesh: Sequence[MeshAxis]) -> str:
+    """For example `batch 4 ways, tensor 2 ways, ZeRO-1, full recomputation`."""
+    words = [
+        f"{role} {count} ways" if role != "nothing" else f"{count} doing the same"
+        for role, count in ways(strategy, mesh).items()
+    ]
+    words = words or ["whole on one device"]
+    if strategy.zero:
+        words.append(f"ZeRO-{strategy.zero}")
+    if strategy.recompute != "none":
+        words.append(f"{strategy.recompute} recomputation")
+    return ", ".join(words)
+
+
+def strategy_text(strategy: LayerStrategy, mesh: Sequence[MeshAxis]) -> str:
+    """The words, and the layouts at entry and exit by mesh axis."""
+    words = strategy_words(strategy, mesh)
+    return f"{words} [{layout_text(strategy.entry)} -> {layout_text(strategy.exit)}]" if mesh else words
