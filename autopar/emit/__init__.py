@@ -1,0 +1,1 @@
+"""From a plan and a model to the module that runs."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from autopar.emit.torch_private import copy_all
 
 BUCKET_BYTES = 1 << 26
 """Most bytes flattened together (one larger tensor is a bucket of its own): bounds the copies made on the way."""
@@ -38,8 +41,8 @@ def all_reduce(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> No
             continue
         flat = torch.cat([t.reshape(-1) for t in members])
         dist.all_reduce(flat, group=group)
-        parts = [p.view(t.shape) for p, t in zip(flat.split([t.numel() for t in members]), members, strict=True)]
-        torch._foreach_copy_(members, parts)
+        parts = torch.split(flat, [t.numel() for t in members])
+        copy_all(members, [p.view(t.shape) for p, t in zip(parts, members, strict=True)])
 
 
 def reduce_scatter(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> list[Tensor]:
@@ -50,12 +53,12 @@ def reduce_scatter(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> list[
         members = [tensors[i] for i in bucket]
         parts = [_padded_numel(t, ways) for t in members]
         whole = members[0].new_zeros(ways, sum(parts))
-        for place, tensor in zip(whole.split(parts, dim=1), members, strict=True):
+        for place, tensor in zip(torch.split(whole, parts, dim=1), members, strict=True):
             for row, piece in enumerate(_rows(tensor, ways)):
                 place[row, : piece.numel()].copy_(piece.reshape(-1))
         mine = whole.new_empty(sum(parts))
         dist.reduce_scatter_tensor(mine, whole.view(-1), group=group)
-        for i, tensor, flat in zip(bucket, members, mine.split(parts), strict=True):
+        for i, tensor, flat in zip(bucket, members, torch.split(mine, parts), strict=True):
             shape = _rows(tensor, ways)[index].shape
             found[i] = flat[: shape.numel()].view(shape)
     return [found[i] for i in range(len(tensors))]
@@ -67,11 +70,11 @@ def all_gather(pieces: Sequence[Tensor], wholes: Sequence[Tensor], group: dist.P
     for bucket in _buckets(wholes):
         parts = [_padded_numel(wholes[i], ways) for i in bucket]
         mine = wholes[bucket[0]].new_zeros(sum(parts))
-        for place, i in zip(mine.split(parts), bucket, strict=True):
+        for place, i in zip(torch.split(mine, parts), bucket, strict=True):
             place[: pieces[i].numel()].copy_(pieces[i].reshape(-1))
         gathered = mine.new_empty(ways, sum(parts))
         dist.all_gather_into_tensor(gathered.view(-1), mine, group=group)
-        for place, i in zip(gathered.split(parts, dim=1), bucket, strict=True):
+        for place, i in zip(torch.split(gathered, parts, dim=1), bucket, strict=True):
             for row, piece in enumerate(_rows(wholes[i], ways)):
                 piece.copy_(place[row, : piece.numel()].view(piece.shape))
 
@@ -85,4 +88,4 @@ def _rows(tensor: Tensor, ways: int) -> list[Tensor]:
     """The rows of each rank, views of `tensor`."""
     part = -(-tensor.shape[0] // ways)
     starts = [min(i * part, tensor.shape[0]) for i in range(ways + 1)]
-    return [tensor[a:b] for a, b in zip(starts, starts[1:], strict=False)]
+    return [tensor[a:b] for a, b in pairwise(starts)]

@@ -55,19 +55,19 @@ def check(record: PlanRecord, graph: OpGraph, loss: str) -> None:
         raise EmitError(f"loss={loss!r}; it is 'global' or 'mean_of_means'.")
     if record.fingerprint.graph != graph.digest:
         raise PlanError(
-            f"the plan was made for a model with graph hash {record.fingerprint.graph}, this one has {graph.digest}: layers, "
-            f"shapes or example inputs differ. Make a plan for this model."
+            f"the plan was made for a model with graph hash {record.fingerprint.graph}, this one has {graph.digest}: "
+            f"layers, shapes or example inputs differ. Make a plan for this model."
         )
     if len(record.stages) != 1:
         raise EmitError(f"the plan has {len(record.stages)} pipeline stages; this version runs 1. Plan with pp=1.")
     if graph.loss is None:
-        raise EmitError("the model returns no loss, so there is nothing to train on. Trace and plan it with `loss_fn=...`.")
+        raise EmitError("the model returns no loss, so there is nothing to train on. Plan it with `loss_fn=...`.")
     world = dist.get_world_size() if dist.is_initialized() else 1
     needed = max(record.stages[0].devices) + 1
     if world < needed or world != record.request.devices:
         raise PlanError(
-            f"the plan is for {record.request.devices} processes (its stage uses ranks up to {needed - 1}), this job has "
-            f"{world}. Start it with torchrun --nproc-per-node so that they agree, or make a plan for {world}."
+            f"the plan is for {record.request.devices} processes (its stage uses ranks up to {needed - 1}), this job "
+            f"has {world}. Start it with torchrun --nproc-per-node so that they agree, or make a plan for {world}."
         )
 
 
@@ -179,9 +179,7 @@ class Builder:
     def _compute_shape(self, storage: Storage) -> torch.Size:
         return storage.compute_shard(torch.empty(storage.shape, device="meta"), self.groups).shape
 
-    def _stage(
-        self, buffers: dict[str, Tensor], steps: dict[str, StageParameter]
-    ) -> tuple[StageModule, Held]:
+    def _stage(self, buffers: dict[str, Tensor], steps: dict[str, StageParameter]) -> tuple[StageModule, Held]:
         """The stage on this rank, and where FSDP's parameters are held."""
         codes: dict[int, ProgramCode] = {}
         modules = []
@@ -202,37 +200,36 @@ class Builder:
                 layer.sources.append(held[name][0].reader(held[name][1]))
             self._read_buffers(placement, layer, buffers)
         if held:
-            self._fully_shard(stage, modules)
+            self._fully_shard(stage, modules, held)
         return stage, held
 
     def _hold(self, holder: ParameterHolder, storage: Storage) -> str:
-        computed = storage.compute_shard(torch.empty(storage.shape, dtype=storage.dtype, device="meta"), self.groups)
-        return holder.hold(storage.name, torch.empty_like(computed, memory_format=torch.contiguous_format), storage.trainable)
+        tensor = torch.empty(self._compute_shape(storage), dtype=storage.dtype, device="meta")
+        return holder.hold(storage.name, tensor, storage.trainable)
 
     def _read_buffers(self, placement: Placement, layer: LayerModule, buffers: dict[str, Tensor]) -> None:
         for name, local_name in zip(placement.layer.buffers, placement.program.buffers, strict=True):
             part = shard(buffers[name], placement.program.layouts[local_name], self.groups)
             layer.sources.append(lambda part=part: part)  # type: ignore[misc]
 
-    def _fully_shard(self, stage: StageModule, modules: list[LayerModule]) -> None:
+    def _fully_shard(self, stage: StageModule, modules: list[LayerModule], held: Held) -> None:
         """Hand layers to FSDP2, then the stage: without a root of its own each microbatch would end a step."""
         policy = self.record.request.policy
         precision = MixedPrecisionPolicy(
             getattr(torch, policy.compute), getattr(torch, policy.gradients), cast_forward_inputs=False
         )
-        device = self.groups.device
         for placement, layer in zip(self.placements, modules, strict=True):
-            if layer._parameters:
+            if any(holder is layer for holder, _ in held.values()):
                 line = self.groups.line(placement.data_axes)
                 fully_shard(layer, mesh=line, reshard_after_forward=placement.strategy.zero == 3, mp_policy=precision)
-        own = next((s.chunk_axes for s in self.storages.values() if s.name.replace(".", "__") in stage._parameters), None)
+        own = next((self.storages[n].chunk_axes for n, (holder, _) in held.items() if holder is stage), None)
         line = self.groups.line(own or self.groups.all_axes)
         fully_shard(stage, mesh=line, reshard_after_forward=False, mp_policy=precision)
         for module in stage.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)  # losses are normalised already: gradients are sums
                 module.set_force_sum_reduction_for_comms(True)
-        stage.to_empty(device=device)
+        stage.to_empty(device=self.groups.device)
 
     def _fill(self, module: nn.Module, publics: dict[str, nn.Parameter], buffers: dict[str, Tensor]) -> None:
         """Put this rank's part of the module's values in place."""
@@ -258,9 +255,7 @@ def shared_parameters(placements: list[Placement]) -> set[str]:
     return {n for i, names in enumerate(layers) for n in names if any(n in other for other in layers[i + 1 :])}
 
 
-def plan_storages(
-    graph: OpGraph, placements: list[Placement], record: PlanRecord, axes: int
-) -> dict[str, Storage]:
+def plan_storages(graph: OpGraph, placements: list[Placement], record: PlanRecord, axes: int) -> dict[str, Storage]:
     """The storage of every parameter.
 
     FSDP2 has one mesh for the parameters that several layers share: those that need another are kept by us.

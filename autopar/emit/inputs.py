@@ -87,7 +87,7 @@ def microbatches(graph: OpGraph, inputs: Mapping[str, Tensor], count: int) -> li
     """
     rows = rows_of(graph, inputs)
     if rows % count:
-        raise EmitError(f"{rows} samples on this rank can't be cut into {count} equal microbatches. Pass a multiple of {count}.")
+        raise EmitError(f"{rows} samples on this rank can't be cut into {count} equal microbatches. Pass a multiple.")
     cut: list[dict[str, Tensor]] = [{} for _ in range(count)]
     for name, tensor in inputs.items():
         dim = graph.values[name].batch_dim

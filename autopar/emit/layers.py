@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Variable
 from torch.utils.checkpoint import checkpoint
 
 from autopar.emit.program import ProgramCode, is_dropout
 from autopar.emit.route import Route
+from autopar.emit.torch_private import at_end_of_backward
 
 
 class ParameterHolder(nn.Module):
@@ -51,7 +51,7 @@ class LayerModule(ParameterHolder):
         if self.recompute and torch.is_grad_enabled():
             # Code draws no random numbers of torch's own: dropout masks are a function of `draw`.
             return checkpoint(code, *operands, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
-        return code(*operands)  # type: ignore[no-any-return]
+        return code(*operands)
 
 
 class StageModule(ParameterHolder):
@@ -65,7 +65,7 @@ class StageModule(ParameterHolder):
     @property
     def draws(self) -> bool:
         """Whether any layer draws dropout masks."""
-        return any(is_dropout(step) for layer in self.layers for step in layer.code.program.steps)  # type: ignore[union-attr, operator]
+        return any(is_dropout(step) for layer in self.layers for step in layer.code.program.steps)  # type: ignore[union-attr]
 
     def forward(
         self, values: dict[str, Tensor], batch: int, draw: Tensor | None, on_backward: Callable[[], None] | None
@@ -91,5 +91,5 @@ class OnBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         """Pass the gradient on and queue the callback."""
-        Variable._execution_engine.queue_callback(ctx.callback)  # type: ignore[attr-defined]
+        at_end_of_backward(ctx.callback)
         return gradients[0], None

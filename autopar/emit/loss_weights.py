@@ -28,7 +28,7 @@ MEAN, SUM = 1, 2
 class LossForm:
     """How samples meet in the loss: `sum`, `mean` (over equal counts) or `count` (over targets not ignored).
 
-    For `count`: the loss op is `op` of the last layer, its targets the value `target`, those of `ignore_index` left out.
+    For `count`: the loss is `op` of the last layer, its targets the value `target`, less those of `ignore_index`.
     """
 
     kind: str
@@ -63,10 +63,12 @@ def _scales_with_batch(argument: object) -> bool:
 def _reduction(op: Op) -> LossForm:
     kind = op.target.split(".")[1]
     if kind == "cross_entropy_loss":
-        given = dict(zip(("input", "target", "weight", "reduction", "ignore_index"), op.args, strict=False)) | dict(op.kwargs)
-        target = given["target"]
-        if given.get("reduction", MEAN) == MEAN and given.get("weight") is None and isinstance(target, Ref):
-            return LossForm("count", op.name, target.name, int(given.get("ignore_index", -100)))  # type: ignore[call-overload]
+        names = ("input", "target", "weight", "reduction", "ignore_index")
+        given = dict(zip(names, op.args, strict=False)) | dict(op.kwargs)
+        target, ignored = given["target"], given.get("ignore_index", -100)
+        counted = given.get("reduction", MEAN) == MEAN and given.get("weight") is None
+        if counted and isinstance(target, Ref) and isinstance(ignored, int):
+            return LossForm("count", op.name, target.name, ignored)
         return LossForm("sum" if given.get("reduction") == SUM else "mean")
     if kind.endswith("_loss"):
         given_reduction = next((a for a in op.args[2:] if isinstance(a, int)), dict(op.kwargs).get("reduction", MEAN))
@@ -84,7 +86,7 @@ class EqualWeights:
     def __init__(self, form: LossForm) -> None:
         self._sum = form.kind == "sum"
 
-    def __call__(self, parts: Sequence[dict[str, Tensor]], batch: int) -> list[float]:
+    def __call__(self, parts: Sequence[dict[str, Tensor]], _batch: int) -> list[float]:
         """The weight of each of `parts`."""
         return [1.0 if self._sum else 1 / len(parts)] * len(parts)
 
@@ -115,7 +117,11 @@ class CountedWeights:
 
 
 def microbatch_weights(
-    graph: OpGraph, visits: Sequence[Visit], programs: Sequence[Program], arrival: dict[str, Layout], groups: StageGroups
+    graph: OpGraph,
+    visits: Sequence[Visit],
+    programs: Sequence[Program],
+    arrival: dict[str, Layout],
+    groups: StageGroups,
 ) -> Weights:
     """What weighs the microbatches of a global loss. `visits` and `programs` are those of all layers of the model."""
     form = loss_form(graph)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from autopar.emit.torch_private import own_tensors, put_tensor
 from autopar.errors import EmitError
 
 
@@ -23,7 +23,7 @@ def values(module: nn.Module, device: torch.device, seed: int) -> Iterator[tuple
     """
     seen: set[int] = set()
     for name, owner in module.named_modules():
-        own = {k: t for k, t in (*owner._parameters.items(), *owner._buffers.items()) if t is not None}
+        own = own_tensors(owner)
         new = {k: t for k, t in own.items() if id(t) not in seen}
         seen.update(map(id, own.values()))
         if any(t.is_meta for t in new.values()):
@@ -37,7 +37,9 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _initialised(model: nn.Module, name: str, own: dict[str, Tensor], device: torch.device, seed: int) -> dict[str, Tensor]:
+def _initialised(
+    model: nn.Module, name: str, own: dict[str, Tensor], device: torch.device, seed: int
+) -> dict[str, Tensor]:
     """Real values of the tensors `own` of submodule `name`; the model is left as it was."""
     owner = model.get_submodule(name)
     made = {k: _unset(t, device) for k, t in own.items()}
@@ -48,7 +50,7 @@ def _initialised(model: nn.Module, name: str, own: dict[str, Tensor], device: to
         try:
             _put(owner, made)
             _run_initialisers(model, name)
-            made = {k: owner._parameters.get(k, owner._buffers.get(k)) for k in own}  # type: ignore[misc]
+            made = own_tensors(owner)
         finally:
             _put(owner, own)
     for key, tensor in made.items():
@@ -70,8 +72,7 @@ def _unset(tensor: Tensor, device: torch.device) -> Tensor:
 
 def _put(owner: nn.Module, tensors: dict[str, Tensor]) -> None:
     for key, tensor in tensors.items():
-        place: dict[str, Any] = owner._parameters if key in owner._parameters else owner._buffers
-        place[key] = tensor
+        put_tensor(owner, key, tensor)
 
 
 def _run_initialisers(model: nn.Module, name: str) -> None:

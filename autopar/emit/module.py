@@ -17,6 +17,7 @@ from autopar.emit.layers import StageModule
 from autopar.emit.loss_weights import Weights
 from autopar.emit.parameters import StageParameter, finish_gradients, local, reduce_gradients, refresh, remaining_axes
 from autopar.emit.storage import Storage
+from autopar.emit.torch_private import is_persistent, norms_of, scale_all
 from autopar.errors import EmitError
 from autopar.graph import OpGraph
 from autopar.plan import PlanRecord
@@ -70,8 +71,7 @@ class ParallelModule(nn.Module):
             if tensor is not None:
                 owner, key = self._owner(name)
                 path, _, _ = name.rpartition(".")
-                unsaved = module.get_submodule(path)._non_persistent_buffers_set
-                owner.register_buffer(key, tensor, persistent=key not in unsaved)
+                owner.register_buffer(key, tensor, persistent=is_persistent(module.get_submodule(path), key))
 
     def _owner(self, name: str) -> tuple[nn.Module, str]:
         """The module in which the last part of a dotted name is registered; made if need be."""
@@ -115,13 +115,13 @@ class ParallelModule(nn.Module):
         return self._run(values, on_backward=self._synchronise if torch.is_grad_enabled() else None)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """Scale all gradients so that their norm over the whole model is at most `max_norm`; returns the norm before."""
+        """Scale gradients so that their norm over the whole model is at most `max_norm`; returns the norm before."""
         runtime = self._active()
         norm = self._grad_norm(runtime, norm_type)
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         gradients = [local(p.grad) for p in runtime.publics.values() if p.grad is not None]
         if gradients:
-            torch._foreach_mul_(gradients, scale)
+            scale_all(gradients, scale)
         return norm
 
     def train(self, mode: bool = True) -> ParallelModule:
@@ -222,12 +222,12 @@ class ParallelModule(nn.Module):
         everywhere = torch.zeros((), device=groups.device, dtype=torch.float64 if _wide(found) else torch.float32)
         if not found:
             return everywhere
-        norms = torch.stack([n.to(everywhere.dtype) for n in torch._foreach_norm([g for _, g in found], norm_type)])
+        norms = torch.stack([n.to(everywhere.dtype) for n in norms_of([g for _, g in found], norm_type)])
         if norm_type == float("inf"):
             everywhere = norms.max()
         else:
-            copies = [groups.ways(tuple(a for a in groups.all_axes if a not in s.split_axes + s.chunk_axes)) for s, _ in found]
-            everywhere = (norms**norm_type / torch.tensor(copies, device=norms.device, dtype=norms.dtype)).sum()
+            copies = torch.tensor([groups.ways(s.whole_axes(groups)) for s, _ in found], device=norms.device)
+            everywhere = (norms**norm_type / copies).sum()
         if groups.ways(groups.all_axes) > 1:
             op = dist.ReduceOp.MAX if norm_type == float("inf") else dist.ReduceOp.SUM
             dist.all_reduce(everywhere, op=op, group=groups.group(groups.all_axes))
@@ -236,4 +236,3 @@ class ParallelModule(nn.Module):
 
 def _wide(found: list[tuple[Storage, Tensor]]) -> bool:
     return any(g.dtype == torch.float64 for _, g in found)
-

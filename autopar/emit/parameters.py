@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from autopar.emit import buckets
 from autopar.emit.groups import Axes, StageGroups
 from autopar.emit.storage import Storage
-
+from autopar.emit.torch_private import copy_all, version_of
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ class StageParameter:
             return
         self.compute.requires_grad_()
         if self.storage.gradient_dtype != self.storage.compute_dtype:
-            self.compute.register_post_accumulate_grad_hook(self._accumulate)
+            self.compute.register_post_accumulate_grad_hook(self._accumulate)  # type: ignore[no-untyped-call]
 
     def _accumulate(self, leaf: Tensor) -> None:
         """Add the microbatch's gradient to the sum in the dtype gradients are reduced in."""
@@ -58,7 +58,7 @@ class StageParameter:
         return not self.shared and self._seen != self._versions()
 
     def _versions(self) -> tuple[int, int]:
-        return self.public._version, self.stored._version
+        return version_of(self.public), version_of(self.stored)
 
     def fresh(self) -> None:
         """Note that the compute copy now holds the stored values."""
@@ -79,7 +79,7 @@ def refresh(parameters: Sequence[StageParameter], groups: StageGroups, force: bo
     with torch.no_grad():
         for axes, members in _by_axes([(p.storage.chunk_axes, p) for p in stale]):
             if not axes:
-                torch._foreach_copy_([p.compute for p in members], [p.stored for p in members])
+                copy_all([p.compute for p in members], [p.stored for p in members])
                 continue
             group = groups.group(axes)
             pieces = [p.stored.to(p.storage.compute_dtype) for p in members]
@@ -142,4 +142,3 @@ def local(tensor: Tensor) -> Tensor:
     """What this rank holds of a tensor, sharing memory."""
     to_local = getattr(tensor, "to_local", None)
     return to_local() if to_local is not None else tensor
-

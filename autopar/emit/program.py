@@ -123,14 +123,19 @@ def returns_several(target: str) -> bool:
     return len(returns) > 1 or str(returns[0].type) != "Tensor"
 
 
-def relayout_between(spec: TensorSpec, source: Layout, target: Layout, groups: StageGroups) -> Callable[[Tensor], Tensor]:
+def relayout_between(
+    spec: TensorSpec, source: Layout, target: Layout, groups: StageGroups
+) -> Callable[[Tensor], Tensor]:
     """What puts a local tensor of a value from one layout into another. Raises PlanError if there is no way."""
     moves = plan_moves(source, target)
     if moves is None:
-        raise PlanError(f"a value that lies {layout_text(source)!r} can't be put into {layout_text(target)!r} between layers.")
+        raise PlanError(
+            f"a value that lies {layout_text(source)!r} between layers can't be put into {layout_text(target)!r}. "
+            f"Make the plan anew."
+        )
     forward = encode_moves(moves.forward, groups.sizes, groups.name)
     backward = encode_moves(moves.backward if spec.requires_grad else (), groups.sizes, groups.name)
-    return lambda tensor: collectives.relayout(tensor, forward, backward)  # type: ignore[no-any-return]
+    return lambda tensor: collectives.relayout(tensor, forward, backward)
 
 
 def outputs_only(program: Program, outputs: tuple[str, ...]) -> Program:

@@ -60,12 +60,16 @@ class Storage:
         return chunk(computed, 0, groups.ways(self.chunk_axes), groups.index(self.chunk_axes))
 
     def mesh_dims(self, groups: StageGroups) -> tuple[Axes, ...]:
-        """The dims of the mesh of the parameter's DTensor: each axis of `split_axes`, all of `chunk_axes`, all others."""
-        rest = tuple(a for a in groups.all_axes if a not in self.split_axes + self.chunk_axes)
-        return tuple(axes for axes in (*((a,) for a in self.split_axes), self.chunk_axes, rest) if axes)
+        """The dims of the mesh of the parameter's DTensor: each of `split_axes`, all of `chunk_axes`, all others."""
+        dims = (*((a,) for a in self.split_axes), self.chunk_axes, self.whole_axes(groups))
+        return tuple(axes for axes in dims if axes)
+
+    def whole_axes(self, groups: StageGroups) -> Axes:
+        """Axes whose ranks store the same."""
+        return tuple(a for a in groups.all_axes if a not in self.split_axes + self.chunk_axes)
 
     def as_dtensor(self, stored: Tensor, groups: StageGroups) -> Tensor:
-        """The DTensor of global `shape` of which this rank holds `stored`; `stored` itself without torch.distributed."""
+        """The DTensor of which this rank holds `stored`; `stored` itself without torch.distributed."""
         if not torch.distributed.is_initialized():
             return stored
         dims = self.mesh_dims(groups)
@@ -73,8 +77,9 @@ class Storage:
         replicated = [Replicate()] * (len(dims) - len(placements))
         stride = torch.empty(self.shape, device="meta").stride()
         return DTensor.from_local(
-            stored, groups.mesh(dims), (*placements, *replicated), run_check=False, shape=torch.Size(self.shape), stride=stride
-        )
+            stored, groups.mesh(dims), (*placements, *replicated),
+            run_check=False, shape=torch.Size(self.shape), stride=stride,
+        )  # fmt: skip
 
 
 def chunk(tensor: Tensor, dim: int, ways: int, index: int) -> Tensor:
@@ -110,7 +115,7 @@ def plan_storage(name: str, spec: TensorSpec, uses: list[Use], policy: DtypePoli
         if use.layout != layout or PARTIAL in use.layout:
             raise PlanError(
                 f"parameter {name} is to be stored as {layout_text(layout)!r} for layer {uses[0].layer.name} and as "
-                f"{layout_text(use.layout)!r} for {use.layer.name}; all uses need one layout without P. Make the plan anew."
+                f"{layout_text(use.layout)!r} for {use.layer.name}; all uses need one layout. Make the plan anew."
             )
     zero = uses[0].strategy.zero if uses and spec.shape else 0
     data_axes = uses[0].data_axes if uses else ()

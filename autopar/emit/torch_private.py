@@ -1,0 +1,52 @@
+"""Every private name of torch that this folder uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+
+
+def at_end_of_backward(callback: Callable[[], None]) -> None:
+    """Call `callback` when the backward pass that is running ends, after the callbacks queued before it."""
+    Variable._execution_engine.queue_callback(callback)
+
+
+def version_of(tensor: Tensor) -> int:
+    """A number that grows with every in-place change of the tensor."""
+    return tensor._version
+
+
+def scale_all(tensors: Sequence[Tensor], factor: Tensor) -> None:
+    """Multiply each tensor in place."""
+    torch._foreach_mul_(list(tensors), factor)
+
+
+def norms_of(tensors: Sequence[Tensor], order: float) -> tuple[Tensor, ...]:
+    """The norm of each tensor."""
+    return tuple(torch._foreach_norm(list(tensors), order))
+
+
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy each source into its target, casting where dtypes differ."""
+    torch._foreach_copy_(list(targets), list(sources))
+
+
+def is_persistent(owner: nn.Module, buffer: str) -> bool:
+    """Whether a buffer goes into the state dict."""
+    return buffer not in owner._non_persistent_buffers_set
+
+
+def own_tensors(owner: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers registered in a module itself."""
+    both: dict[str, Any] = {**owner._parameters, **owner._buffers}
+    return {name: tensor for name, tensor in both.items() if tensor is not None}
+
+
+def put_tensor(owner: nn.Module, name: str, tensor: Tensor) -> None:
+    """Let `tensor` be the parameter or buffer called `name`, whatever is there now."""
+    place: dict[str, Any] = owner._parameters if name in owner._parameters else owner._buffers
+    place[name] = tensor
