@@ -28,7 +28,7 @@ GroupName: TypeAlias = Callable[[tuple[int, ...]], str]
 
 @dataclass(frozen=True, slots=True)
 class LocalCall:
-    """A call to make: `target` as in `Op`, or a kernel's `autopar.<name>`; `Ref`s name values of the program.
+    """A call to make: `target` as in `Op`; `Ref`s name values of the program.
 
     Every `Extent` has become an int; `Dtype` and `DeviceArg` are left for whoever makes the call.
     """
@@ -39,29 +39,27 @@ class LocalCall:
 
 
 class Share(NamedTuple):
-    """One of `size` equal shares, this rank's being its rank in `group`: of a factor (`what`) or dim (its number)."""
+    """One of `size` equal shares, which one being told by this rank's place in `group` ('' where nobody asks)."""
 
-    what: str | int
-    group: str
-    size: int
+    size: int = 1
+    group: str = ""
 
 
 class CallInfo(NamedTuple):
     """What a kernel knows beside the op's arguments: plain literals, so that it can stand in generated code.
 
-    `factors` are the split factors and `dims` the split dims of the first operand, each with the group of ranks that
-    share it; `shape` is that operand's whole shape and `samples` the number of samples in it (1 = not by batch) with
-    `batch_dim` the dim they lie along (-1 = none). `parts` is the number of equal summands the result is made of.
-    `salt` tells the ops of a layer apart.
+    `rows` is this rank's share of the factor `v`. `parts` says of how many equal work shares the result is the sum.
+    Of the first operand: `shape` is the whole shape, `dims` the share of each dim, `batch_dim` the dim along which its
+    `samples` lie (-1, 1: none). `salt` tells the ops of a layer apart.
     """
 
     target: str
-    factors: tuple[Share, ...] = ()
-    dims: tuple[Share, ...] = ()
+    rows: Share = Share()
+    parts: Share = Share()
     shape: tuple[int, ...] = ()
+    dims: tuple[Share, ...] = ()
     batch_dim: int = -1
     samples: int = 1
-    parts: int = 1
     salt: str = ""
 
 
@@ -124,20 +122,27 @@ def local_shape_of(program: Program, name: str, batch: int) -> tuple[int, ...]:
 
 
 def call_info(call: Call, program: Program, batch: int, group_name: GroupName) -> CallInfo:
-    """What the kernel of `call` is told."""
+    """What the kernel of `call` is told; `group_name` is asked only for groups that the kernel uses."""
     spec, layout = program.values[call.operands[0]], call.operand_layouts[0]
-    shape, batch_dim = spec.shape_at(batch), spec.batch_dim
-    shares = partial_axes(call)
+
+    def share(axes: tuple[int, ...], used: bool) -> Share:
+        return Share(prod(program.axis_sizes[a] for a in axes), group_name(axes) if axes and used else "")
+
+    dims = tuple(_axes_where(layout, d) for d in range(len(spec.shape)))
     return CallInfo(
         call.op.target,
-        tuple(_shares(call.factors, program, group_name, skip=("", LINEAR))),
-        tuple(_shares(layout, program, group_name, skip=range(PARTIAL - 1, 0))),
-        shape,
-        -1 if batch_dim is None else batch_dim,
-        1 if batch_dim is None else batch,
-        prod(program.axis_sizes[a] for a in shares),
+        share(_axes_where(call.factors, "v"), call.kernel in ("embedding_rows", "cross_entropy")),
+        share(partial_axes(call), call.kernel == "cross_entropy"),
+        spec.shape_at(batch),
+        tuple(share(axes, call.kernel == "dropout") for axes in dims),
+        -1 if spec.batch_dim is None else spec.batch_dim,
+        1 if spec.batch_dim is None else batch,
         call.op.name,
     )
+
+
+def _axes_where(placements: tuple[Any, ...], wanted: Any) -> tuple[int, ...]:
+    return tuple(a for a, p in enumerate(placements) if p == wanted)
 
 
 def partial_axes(call: Call) -> tuple[int, ...]:
@@ -164,15 +169,7 @@ def groups_of(program: Program) -> tuple[tuple[int, ...], ...]:
 
 def encode_moves(moves: tuple[Move, ...], axis_sizes: tuple[int, ...], group_name: GroupName) -> list[str]:
     """Moves as the operator `autopar::relayout` takes them: `kind dim to_dim size group`, one text a move."""
-    return [
-        f"{m.kind} {m.dim} {m.to_dim} {prod(axis_sizes[a] for a in m.axes)} {group_name(m.axes)}" for m in moves
-    ]
-
-
-def _shares(placements: tuple[Any, ...], program: Program, group_name: GroupName, skip: Any) -> Iterator[Share]:
-    for what in dict.fromkeys(p for p in placements if p not in skip):
-        axes = tuple(a for a, p in enumerate(placements) if p == what)
-        yield Share(what, group_name(axes), prod(program.axis_sizes[a] for a in axes))
+    return [f"{m.kind} {m.dim} {m.to_dim} {prod(axis_sizes[a] for a in m.axes)} {group_name(m.axes)}" for m in moves]
 
 
 def _localise_sizes(call: Call, program: Program, batch: int) -> Op:
@@ -222,4 +219,3 @@ def _substitute(argument: Any, operands: dict[str, Operand]) -> Any:
     if isinstance(argument, tuple):
         return tuple(_substitute(a, operands) for a in argument)
     return argument
-

@@ -132,10 +132,10 @@ class _Lowering:
         spec, lies = self.layer.values[name], self.layouts[source]
         self._check_layout(name, wanted, spec)
         moves = plan_moves(lies, wanted)
-        if moves is None or (any(m.kind == "divide" for m in moves.forward) and "float" not in spec.dtype):
+        if "float" not in spec.dtype and any(m.kind == "divide" for m in moves.forward):
             raise PlanError(
                 f"{reader}: {name} ({spec.dtype}) lies {layout_text(lies)!r} and can't be put into "
-                f"{layout_text(wanted)!r}: only whole floating values become partial. Choose other factors or a relay."
+                f"{layout_text(wanted)!r}: whole numbers can't be dealt out as equal summands. Choose other factors."
             )
         result = f"{name}__{layout_text(wanted).replace(' ', '_').lower()}"
         self.values[result], self.layouts[result] = spec, wanted
@@ -173,4 +173,3 @@ class _Lowering:
             if unknown:
                 names = ", ".join(unknown[:5])
                 raise PlanError(f"strategy.{what} names {names}, which the layer has not. Make the plan anew.")
-

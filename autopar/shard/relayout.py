@@ -41,23 +41,13 @@ def held_layout(layout: Layout) -> Layout:
 _GRADIENT = {PARTIAL: REPLICATE, BROADCAST: PARTIAL}
 
 
-def is_legal(source: Layout, target: Layout) -> bool:
-    """Whether a value can be put from `source` into `target`: a split never becomes partial.
-
-    It could, but only work that ends in a sum makes sense of partial values, and a gather serves that better.
-    """
-    return len(source) == len(target) and all(t != PARTIAL or s < 0 for s, t in zip(source, target, strict=True))
-
-
 @lru_cache(maxsize=1 << 16)
-def plan_moves(source: Layout, target: Layout) -> Moves | None:
-    """Moves that put a value from `source` into `target` and its gradient back, or None where that is illegal.
+def plan_moves(source: Layout, target: Layout) -> Moves:
+    """Moves that put a value from `source` into `target` and its gradient back.
 
     Forward and backward are planned each for itself, the backward between the layouts that the gradients of `target`
-    and `source` have; that makes them adjoint.
+    and `source` have; that makes them adjoint. Every change is possible; moves that divide need floating values.
     """
-    if not is_legal(source, target):
-        return None
     forward = find_path(held_layout(source), held_layout(target))
     return Moves(forward, find_path(gradient_layout(target), gradient_layout(source)))
 

@@ -33,9 +33,7 @@ def distribute(whole: np.ndarray, layout: Layout, sizes: tuple[int, ...], rng: n
     parts = {c: rng.integers(-9, 9, whole.shape).astype(float) for c in ranks(tuple(sizes[a] for a in partial))}
     last = next(reversed(parts))
     parts[last] = whole - sum(v for c, v in parts.items() if c != last)
-    return {
-        rank: shard_of(parts[tuple(rank[a] for a in partial)], layout, sizes, rank).copy() for rank in ranks(sizes)
-    }
+    return {rank: shard_of(parts[tuple(rank[a] for a in partial)], layout, sizes, rank).copy() for rank in ranks(sizes)}
 
 
 def mistakes(shards: Shards, whole: np.ndarray, layout: Layout, sizes: tuple[int, ...]) -> list[Coordinates]:

@@ -1,0 +1,123 @@
+"""Cross entropy over split classes, as a dispatcher operator that keeps its logits and one number a row for backward.
+
+From each row the ranks exchange the largest local log-sum-exp, the sum of exponentials and the target's logit
+(Shoeybi et al., Megatron-LM, arXiv:1909.08053, section 3). Work is done in at least float32, some rows at a time.
+"""
+
+# ruff: noqa: ARG001 - signatures are those of the operators
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from autopar.shard.collectives import LIBRARY, all_reduce
+from autopar.shard.torch_private import place_in
+
+CHUNK_ELEMENTS = 1 << 22
+"""How many logits are widened at a time: bounds the transient memory."""
+
+LIBRARY.define(  # type: ignore[no-untyped-call]
+    "vocabulary_cross_entropy(Tensor logits, Tensor target, int ignore_index, str group) -> (Tensor, Tensor)"
+)
+LIBRARY.define(  # type: ignore[no-untyped-call]
+    "vocabulary_cross_entropy_backward"
+    "(Tensor gradient, Tensor logits, Tensor target, Tensor log_total, int ignore_index, str group) -> Tensor"
+)
+
+
+def vocabulary_cross_entropy(logits: Tensor, target: Tensor, ignore_index: int, group: str) -> Tensor:
+    """Loss of each target, float32 or wider, whole on every rank of `group`; 0 where ignored.
+
+    logits (rows, classes / ranks, ...) or (classes / ranks), of neighbouring classes in order of rank; target the same
+    without the dim of classes, numbered over all ranks.
+    """
+    losses, _ = torch.ops.autopar.vocabulary_cross_entropy(logits, target, ignore_index, group)
+    return losses  # type: ignore[no-any-return]
+
+
+@torch.library.impl(LIBRARY, "vocabulary_cross_entropy", "CompositeExplicitAutograd")
+def _forward(logits: Tensor, target: Tensor, ignore_index: int, group: str) -> tuple[Tensor, Tensor]:
+    rows, wide = _as_rows(logits), _wide(logits)
+    local, inside = _local_targets(rows, target, group)
+    picked = rows.gather(1, local.unsqueeze(1)).squeeze(1).to(wide).masked_fill_(~inside, 0)
+    mine = torch.cat([rows[part].to(wide).logsumexp(1) for part in _chunks(rows)])
+    top = all_reduce(mine, group, dist.ReduceOp.MAX)
+    log_total = all_reduce((mine - top).exp_(), group).log_().add_(top)
+    losses = (log_total - all_reduce(picked, group)).masked_fill_(target.flatten() == ignore_index, 0)
+    return losses.view(target.shape), log_total
+
+
+@torch.library.impl(LIBRARY, "vocabulary_cross_entropy_backward", "CompositeExplicitAutograd")
+def _backward(
+    gradient: Tensor, logits: Tensor, target: Tensor, log_total: Tensor, ignore_index: int, group: str
+) -> Tensor:
+    rows, wide = _as_rows(logits), _wide(logits)
+    local, inside = _local_targets(rows, target, group)
+    scale = gradient.flatten().to(wide).masked_fill(target.flatten() == ignore_index, 0).unsqueeze(1)
+    hits = torch.where(inside.unsqueeze(1), -scale, 0)
+    result = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    for part in _chunks(rows):
+        softmax = (rows[part].to(wide) - log_total[part].unsqueeze(1)).exp_()
+        result[part] = softmax.mul_(scale[part]).scatter_add_(1, local[part].unsqueeze(1), hits[part])
+    return _from_rows(result, logits)
+
+
+@torch.library.register_fake("autopar::vocabulary_cross_entropy", lib=LIBRARY)  # type: ignore[untyped-decorator]
+def _fake_forward(logits: Tensor, target: Tensor, ignore_index: int, group: str) -> tuple[Tensor, Tensor]:
+    wide = _wide(logits)
+    return logits.new_empty(target.shape, dtype=wide), logits.new_empty((target.numel(),), dtype=wide)
+
+
+@torch.library.register_fake("autopar::vocabulary_cross_entropy_backward", lib=LIBRARY)  # type: ignore[untyped-decorator]
+def _fake_backward(
+    gradient: Tensor, logits: Tensor, target: Tensor, log_total: Tensor, ignore_index: int, group: str
+) -> Tensor:
+    return logits.new_empty(logits.shape)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    logits, target, ctx.ignore_index, ctx.group = inputs
+    ctx.save_for_backward(logits, target, output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _differentiate(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor, None, None, None]:
+    of_logits = torch.ops.autopar.vocabulary_cross_entropy_backward(
+        gradient, *ctx.saved_tensors, ctx.ignore_index, ctx.group
+    )
+    return of_logits, None, None, None
+
+
+torch.library.register_autograd("autopar::vocabulary_cross_entropy", _differentiate, setup_context=_setup, lib=LIBRARY)
+
+
+def _wide(logits: Tensor) -> torch.dtype:
+    return torch.promote_types(logits.dtype, torch.float32)
+
+
+def _as_rows(logits: Tensor) -> Tensor:
+    """(rows, classes): the dim of classes is the second, or the only one."""
+    return logits.movedim(min(1, logits.dim() - 1), -1).reshape(-1, logits.shape[min(1, logits.dim() - 1)])
+
+
+def _from_rows(rows: Tensor, logits: Tensor) -> Tensor:
+    dim = min(1, logits.dim() - 1)
+    return rows.reshape(logits.movedim(dim, -1).shape).movedim(-1, dim)
+
+
+def _local_targets(rows: Tensor, target: Tensor, group: str) -> tuple[Tensor, Tensor]:
+    """Targets numbered among this rank's classes (0 for others), and which are among them."""
+    classes = rows.shape[1]
+    local = target.flatten() - place_in(group) * classes
+    inside = (local >= 0) & (local < classes)
+    return local.masked_fill_(~inside, 0), inside
+
+
+def _chunks(rows: Tensor) -> Iterator[slice]:
+    step = max(1, CHUNK_ELEMENTS // max(1, rows.shape[1]))
+    return (slice(i, i + step) for i in range(0, max(1, rows.shape[0]), step))
