@@ -189,8 +189,7 @@ def _reads(step: Step) -> tuple[str, ...]:
 def _results(step: Step) -> list[tuple[str, str | None]]:
     """Names a step makes, each with the name it shares its storage with."""
     if isinstance(step, Relayout):
-        is_view = all(move.kind == "slice" and move.dim == 0 for move in step.forward)
-        return [(step.result, step.source if is_view else None)]
+        return [(step.result, None if step.forward else step.source)]
     read_as = dict(zip(step.op.operands, step.operands, strict=True))
     return [(r, read_as[a] if a else None) for r, a in zip(step.op.results, step.op.alias_of, strict=True)]
 

@@ -70,10 +70,10 @@ def _walk(
 
 
 def _copies(move: Move, before: Shape, behind: Shape, dtype: str) -> list[OpKey]:
-    """Local work: collectives take the outermost dim, so others are brought there or back; sums are out of place."""
+    """Local work: collectives take the outermost dim, so others are brought there or back; sums and slices are copies."""
     if move.kind == "divide":
         return [OpKey("aten.div.Tensor", (Operand(before, dtype, False), 2))]
-    if move.kind in ("all_reduce", "pad"):
+    if move.kind in ("all_reduce", "pad", "slice"):
         return [copy_key(behind, dtype)]
     if move.kind == "all_to_all":
         return [copy_key(shape, dtype) for shape, dim in ((before, move.to_dim), (behind, move.dim)) if dim]

@@ -114,7 +114,7 @@ def optimizer_demand(elements: Sequence[int], policy: DtypePolicy, optimizer: st
 
 def _step_key(name: str, elements: int, dtype: str) -> OpKey:
     operands = (Operand((elements,), dtype, False),) * _STEP_OPERANDS[name]
-    scalar = () if name in ("addcmul_", "addcdiv_", "sqrt") else (0.5,)
+    scalar = () if name in ("addcmul_", "addcdiv_", "sqrt") else (1.0,)
     return OpKey(f"aten.{name}.{_STEP_OVERLOADS.get(name, 'Tensor')}", (*operands, *scalar))
 
 

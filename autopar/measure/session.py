@@ -1,0 +1,149 @@
+"""Who times: this process alone, or all ranks of the job at the same moment, as busy as the plan will have them.
+
+Under torchrun rank 0 plans and asks for times inside `measuring`; every other rank calls `serve` and times the same keys
+until rank 0 is done.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from autopar.graph import CollectiveKey, OpKey
+from autopar.measure.collectives import time_collective
+from autopar.measure.local import device_name
+from autopar.measure.ops import time_op
+from autopar.measure.profile import Environment, Sample, Timing
+
+
+class Session(Protocol):
+    """Times keys in one environment."""
+
+    @property
+    def environment(self) -> Environment:
+        """Where the timings are taken."""
+        ...
+
+    def ops(self, keys: Sequence[OpKey]) -> dict[OpKey, Timing]:
+        """Time local ops."""
+        ...
+
+    def collectives(self, keys: Sequence[CollectiveKey]) -> dict[CollectiveKey, Timing]:
+        """Time collectives; empty where there is no job to time them in."""
+        ...
+
+
+@contextmanager
+def measuring(device: torch.device) -> Iterator[Session]:
+    """A session on `device`: with all ranks of the job where there is one (this being rank 0), else alone."""
+    if not _in_job():
+        yield Alone(device)
+        return
+    try:
+        yield Together(device)
+    finally:
+        _share(None, device)
+
+
+def serve(device: torch.device) -> None:
+    """On ranks other than 0: time whatever rank 0 times, until it leaves `measuring`."""
+    while (task := _share(None, device)) is not None:
+        _time_together(task, device)
+
+
+class Alone:
+    """This process only."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    @property
+    def environment(self) -> Environment:
+        """This device with one process busy."""
+        return environment_of(self._device, 1)
+
+    def ops(self, keys: Sequence[OpKey]) -> dict[OpKey, Timing]:
+        """Time local ops one after the other."""
+        return {key: time_op(key, self._device) for key in _progress(keys, "timing operators")}
+
+    def collectives(self, keys: Sequence[CollectiveKey]) -> dict[CollectiveKey, Timing]:  # noqa: ARG002 - none
+        """Nothing: one process has nobody to talk to."""
+        return {}
+
+
+class Together:
+    """All ranks of the job; this one is rank 0."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    @property
+    def environment(self) -> Environment:
+        """This device with every rank of the job busy."""
+        return environment_of(self._device, dist.get_world_size())
+
+    def ops(self, keys: Sequence[OpKey]) -> dict[OpKey, Timing]:
+        """Time local ops on all ranks at once; repeats of all ranks count alike."""
+        return self._time(list(keys))
+
+    def collectives(self, keys: Sequence[CollectiveKey]) -> dict[CollectiveKey, Timing]:
+        """Time collectives over the groups of the job."""
+        return self._time(list(keys))
+
+    def _time(self, keys: list[Key]) -> dict[Key, Timing]:
+        if not keys:
+            return {}
+        _share(keys, self._device)
+        return dict(zip(keys, _time_together(keys, self._device), strict=True))
+
+
+Key = TypeVar("Key", OpKey, CollectiveKey)
+
+
+def environment_of(device: torch.device, busy_ranks: int) -> Environment:
+    """The environment of timings taken on `device` by `busy_ranks` processes at once."""
+    return Environment(device_name(device), device.type, torch.__version__, torch.get_num_threads(), busy_ranks)
+
+
+def _in_job() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _share(task: list[Any] | None, device: torch.device) -> list[Any] | None:
+    """Rank 0's task, on every rank; None releases them."""
+    box = [task]
+    dist.broadcast_object_list(box, 0, device=device)
+    return box[0]
+
+
+def _time_together(keys: Sequence[OpKey] | Sequence[CollectiveKey], device: torch.device) -> list[Timing]:
+    """Time each key after a barrier; on rank 0 the timings of all ranks, joined."""
+    mine = []
+    for key in _progress(keys, "timing on all ranks") if dist.get_rank() == 0 else keys:
+        dist.barrier()
+        timer: Callable[..., Timing] = time_op if isinstance(key, OpKey) else time_collective
+        mine.append(timer(key, device))
+    gathered: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(mine, gathered, 0)
+    return [_joined(timings) for timings in zip(*gathered, strict=True)] if gathered else mine
+
+
+def _joined(timings: Sequence[Timing]) -> Timing:
+    """Repeats of all ranks; failed where any rank failed."""
+    failed = next((t.failed for t in timings if t.failed), "")
+    if failed:
+        return Timing(failed=failed)
+    forward = tuple(s for t in timings for s in t.forward.raw_s)
+    return Timing(Sample(forward), Sample(tuple(s for t in timings for s in t.backward.raw_s)))
+
+
+def _progress(keys: Sequence[Any], what: str) -> Any:
+    """The keys, with a bar on standard error that shows count and time left."""
+    from tqdm import tqdm
+
+    return tqdm(keys, desc=what, unit="key", file=sys.stderr, leave=False, delay=1.0)
