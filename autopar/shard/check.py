@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,8 @@ from autopar.shard.relayout import gradient_layout
 from autopar.shard.rules import OpRule, assignments, layouts_of
 from autopar.shard.simulate import Rank, agrees, distribute, ranks, shard_of
 
-TOLERANCE = 1e-10
-"""Largest difference allowed, relative to the largest element of the whole tensor: tensors are float64."""
+ROUNDING = 1e4
+"""Largest difference allowed, in roundings (of the coarsest dtype) of the largest element: 2e-12 in float64."""
 
 MESHES = ((2,), (3,), (2, 2), (2, 3))
 """Meshes on which a registered rule is tried; its factors count 12 each."""
@@ -120,11 +120,18 @@ def differences(
             got[rank] = trial.outcome(rank, [h[rank] for h in held], local_seeds, rule)
         except RuntimeError as error:  # shards that don't fit together, or results of another shape
             return [f"what it can run on ({error})"]
-    lies = trial.layouts()
+    lies, tolerance = trial.layouts(), ROUNDING * max(_precision(op, layer), default=0.0)
     return [
         name for name, whole in expected.items()
-        if not agrees({r: o[name] for r, o in got.items()}, whole, lies[name], axis_sizes, TOLERANCE)
+        if not agrees({r: o[name] for r, o in got.items()}, whole, lies[name], axis_sizes, tolerance)
     ]  # fmt: skip
+
+
+def _precision(op: Op, layer: LayerClass) -> Iterator[float]:
+    for name in (*op.operands, *op.results):
+        dtype = getattr(torch, layer.values[name].dtype)
+        if dtype.is_floating_point:
+            yield torch.finfo(dtype).eps
 
 
 @dataclass(frozen=True)

@@ -43,16 +43,17 @@ def distribute(whole: Tensor, layout: Layout, sizes: tuple[int, ...], generator:
 def agrees(shards: dict[Rank, Tensor], whole: Tensor, layout: Layout, sizes: tuple[int, ...], tolerance: float) -> bool:
     """Whether shards, summed over the partial axes, are what `layout` says of `whole`.
 
-    `tolerance` is relative to the largest element of `whole`.
+    `tolerance` is relative to the largest element of `whole`, or to 1.
     """
-    scale = float(whole.abs().max()) if whole.is_floating_point() and whole.numel() else 1.0
+    floats = whole.is_floating_point() and whole.numel()
+    allowed = tolerance * max(float(whole.nan_to_num().abs().max()), 1.0) if floats else 0.0
     for rank in ranks(sizes):
         held = [shards[r] for r in _summands(rank, layout, sizes)]
         wanted = shard_of(whole, layout, sizes, rank)
         if any(h.shape != wanted.shape or h.dtype != wanted.dtype for h in held):
             return False
         total = torch.stack(held).sum(0) if len(held) > 1 else held[0]
-        if not torch.allclose(total, wanted, rtol=0.0, atol=tolerance * scale, equal_nan=True):
+        if not torch.allclose(total, wanted, rtol=0.0, atol=allowed, equal_nan=True):
             return False
     return True
 
