@@ -1,0 +1,221 @@
+"""Clean-up of the captured list: functional, explicit sizes, no no-ops, no dead code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from autopar.errors import TraceError
+from autopar.graph import Argument, Dtype, Extent, Op, Ref, TensorSpec
+from autopar.trace.flat import BUFFER, BlockCall, Flat, Item, rename_item
+
+_SHAPED = {"aten.view.default", "aten.reshape.default", "aten.expand.default", "aten._unsafe_view.default"}
+_CONVERSIONS = {
+    "aten.to.dtype_layout", "aten.to.device", "aten.to.other", "aten._to_copy.default", "aten.type_as.default",
+}  # fmt: skip
+_IDENTITY = {
+    *_SHAPED, "aten.to.dtype",
+    "aten.contiguous.default", "aten.slice.Tensor", "aten.alias.default", "aten.dropout.default", "aten.detach.default",
+    "aten.flatten.using_ints", "aten.lift_fresh_copy.default", "aten.expand_as.default",
+    "aten.view_as.default", "aten.reshape_as.default", "aten.feature_dropout.default",
+}  # fmt: skip
+
+
+def explicit_sizes(flat: Flat) -> Flat:
+    """Sizes of views in full (no -1), ends of slices no larger than the dim."""
+    return replace(flat, items=tuple(new for item in flat.items for new in _explicit(item, flat.values)))
+
+
+def _explicit(item: Item, values: dict[str, TensorSpec]) -> list[Item]:
+    if not isinstance(item, Op):
+        return [item]
+    op = item
+    if op.target in _SHAPED:
+        return [replace(op, args=(op.args[0], _shape(values[op.results[0]]), *op.args[2:]))]
+    if op.target == "aten.slice.Tensor":
+        return [_explicit_end(op, values)]
+    if op.target in _CONVERSIONS:  # everything lives on one device: only the dtype can change
+        dtype = Dtype(values[op.results[0]].dtype)
+        return [replace(op, target="aten.to.dtype", args=(op.args[0], dtype), kwargs=())]
+    if op.target == "aten.broadcast_tensors.default":
+        return [_expand(op, i, values[result]) for i, result in enumerate(op.results)]
+    return [op]
+
+
+def _explicit_end(op: Op, values: dict[str, TensorSpec]) -> Op:
+    dim, end = op.args[1], op.args[3] if len(op.args) > 3 else None
+    whole = values[op.operands[0]].shape[dim if isinstance(dim, int) else 0]
+    if end is None or end == 2**63 - 1 or (isinstance(end, int) and not whole.is_batch and end > whole.fixed):
+        return replace(op, args=(*op.args[:3], _size(whole), *op.args[4:]))
+    return op
+
+
+def _expand(op: Op, i: int, spec: TensorSpec) -> Op:
+    result = op.results[i]
+    return replace(
+        op, name=result, target="aten.expand.default", args=(Ref(op.operands[i]), _shape(spec)), results=(result,), alias_of=(None,)
+    )
+
+
+def _shape(spec: TensorSpec) -> tuple[Argument, ...]:
+    return tuple(map(_size, spec.shape))
+
+
+def _size(e: Extent) -> Argument:
+    return e if e.is_batch else e.fixed
+
+
+def functional(flat: Flat) -> Flat:
+    """In-place ops made functional: later readers of the changed value read the result.
+
+    Raises TraceError where another view of the changed storage is read later (that needs real mutation).
+    """
+    names: dict[str, str] = {}
+    items: list[Item] = []
+    notes: list[str] = []
+    for position, item in enumerate(flat.items):
+        item = rename_item(item, names)
+        if isinstance(item, Op) and (plain := _functional_target(item.target)):
+            changed = item.args[0]
+            if not isinstance(changed, Ref):
+                raise TraceError(f"{item.module}: {item.target} changes {changed!r} in place. Write it without in-place change.")
+            _refuse_views(flat, item, changed.name, position, names)
+            if changed.name.startswith(BUFFER):
+                notes.append(f"buffer {changed.name.removeprefix(BUFFER)} is changed by forward: plans keep it as it is")
+            item = replace(item, target=plain)
+            source = changed.name
+            names = {k: item.results[0] if v == source else v for k, v in names.items()} | {source: item.results[0]}
+        items.append(item)
+    outputs = tuple(names.get(o, o) for o in flat.outputs)
+    loss = names.get(flat.loss, flat.loss) if flat.loss else None
+    assumptions = (*flat.assumptions, *dict.fromkeys(notes))
+    return replace(flat, items=tuple(items), outputs=outputs, loss=loss, assumptions=assumptions)
+
+
+def _functional_target(target: str) -> str | None:
+    namespace, name, variant = target.split(".")
+    if not name.endswith("_") or name.endswith("__"):
+        return None
+    return f"{namespace}.{name[:-1]}.{variant}"
+
+
+_VIEWS = _SHAPED | {
+    "aten.transpose.int", "aten.permute.default", "aten.slice.Tensor", "aten.select.int", "aten.unsqueeze.default",
+    "aten.squeeze.dim", "aten.t.default", "aten.split.Tensor", "aten.chunk.default", "aten.flatten.using_ints",
+    "aten.alias.default", "aten.detach.default", "aten.contiguous.default", "aten.unflatten.int", "aten.narrow.default",
+    "aten.squeeze.default", "aten.squeeze.dims", "aten.to.dtype", "aten.split_with_sizes.default", "aten.unbind.int",
+    "aten.dropout.default",
+}  # fmt: skip
+
+
+def _refuse_views(flat: Flat, op: Op, changed: str, position: int, names: dict[str, str]) -> None:
+    """Values that may share storage with `changed` must not be read after `op`."""
+    root: dict[str, str] = {}
+    for item in flat.items[:position]:
+        if isinstance(item, Op) and item.target in _VIEWS:
+            root |= {r: root.get(item.operands[0], item.operands[0]) for r in item.results}
+    original = next((k for k, v in names.items() if v == changed), changed)
+    family = {v for v in (*root, *root.values()) if root.get(v, v) == root.get(original, original)} - {original}
+    family -= set(op.results)
+    for later in flat.items[position + 1 :]:
+        read = set(later.operands if isinstance(later, Op) else later.inputs) & family
+        if read:
+            raise TraceError(
+                f"{op.module or 'the model'}: {op.target} changes a tensor in place of which another view is read later. "
+                "Write the change without an in-place operator (for example torch.where, or out-of-place)."
+            )
+
+
+def without_no_ops(flat: Flat) -> Flat:
+    """Drop ops whose result is their operand: same shape and dtype, nothing computed. Needs aliases (`annotate`)."""
+    names: dict[str, str] = {}
+    items: list[Item] = []
+    for item in flat.items:
+        item = rename_item(item, names)
+        if isinstance(item, Op) and _is_no_op(item, flat.values):
+            names[item.results[0]] = item.operands[0]
+        else:
+            items.append(item)
+    outputs = tuple(names.get(o, o) for o in flat.outputs)
+    return replace(flat, items=tuple(items), outputs=outputs, loss=names.get(flat.loss, flat.loss) if flat.loss else None)
+
+
+def _is_no_op(op: Op, values: dict[str, TensorSpec]) -> bool:
+    if op.target not in _IDENTITY or len(op.results) != 1 or not op.operands:
+        return False
+    before, after = values[op.operands[0]], values[op.results[0]]
+    if before != after:  # detach of something with a gradient differs in requires_grad
+        return False
+    return op.target == "aten.dropout.default" and (op.args[1] == 0 or op.args[2] is False) or op.alias_of[0] is not None
+
+
+def without_dead_code(flat: Flat) -> Flat:
+    """Drop what no output depends on, and arguments and results of block calls that no block of the kind needs."""
+    needed_inputs = {c.kind: set(range(len(c.inputs))) for c in _calls(flat.items)}
+    while True:
+        live, results, inputs = _live(flat, needed_inputs)
+        if inputs == needed_inputs:
+            break
+        needed_inputs = inputs
+    items = [_prune(i, results, inputs) for i in flat.items if live(i)]
+    kept = {*flat.inputs, *flat.outputs, *(n for i in items for n in (*_reads(i), *i.results))}
+    values = {n: s for n, s in flat.values.items() if n in kept or ":" in n}
+    return replace(flat, items=tuple(items), values=values)
+
+
+def _calls(items: Iterable[Item]) -> list[BlockCall]:
+    return [i for i in items if isinstance(i, BlockCall)]
+
+
+def _reads(item: Item) -> tuple[str, ...]:
+    return item.operands if isinstance(item, Op) else item.inputs
+
+
+def _live(flat: Flat, needed: dict[int, set[int]]):  # type: ignore[no-untyped-def]
+    """One backward sweep: a test of items, and the results and inputs each kind of block needs."""
+    read = set(flat.outputs) | ({flat.loss} if flat.loss else set())
+    results: dict[int, set[int]] = {kind: set() for kind in needed}
+    first = {c.kind: c for c in _calls(flat.items) if c.first}
+    used: dict[int, bool] = dict.fromkeys(needed, False)
+    kept: set[int] = set()
+    for item in reversed(flat.items):
+        if isinstance(item, BlockCall):
+            results[item.kind] |= {i for i, r in enumerate(item.results) if r in read}
+            alive = bool(read & set(item.results)) or (item.first and used[item.kind])
+            used[item.kind] |= alive
+            if alive and item.first:
+                read |= {item.results[i] for i in results[item.kind]}
+            elif alive:
+                read |= {item.inputs[i] for i in needed[item.kind]}
+        else:
+            alive = any(r in read for r in item.results)
+            if alive:
+                read |= set(item.operands)
+        if alive:
+            kept.add(id(item))
+    inputs = {k: {i for i, n in enumerate(first[k].inputs) if n in _body_reads(flat, first[k], kept)} for k in needed}
+    return (lambda item: id(item) in kept), results, inputs
+
+
+def _body_reads(flat: Flat, call: BlockCall, kept: set[int]) -> set[str]:
+    return {n for op in body(flat.items, call) if id(op) in kept for n in op.operands}
+
+
+def body(items: tuple[Item, ...], call: BlockCall) -> list[Op]:
+    """The ops of the block whose first call is `call`: the stretch of its module's ops right before it."""
+    found: list[Op] = []
+    for item in reversed(items[: items.index(call)]):
+        if not isinstance(item, Op) or not (item.module == call.path or item.module.startswith(f"{call.path}.")):
+            break
+        found.append(item)
+    return found[::-1]
+
+
+def _prune(item: Item, results: dict[int, set[int]], inputs: dict[int, set[int]]) -> Item:
+    if isinstance(item, Op):
+        return item
+    return replace(
+        item,
+        inputs=tuple(n for i, n in enumerate(item.inputs) if i in inputs[item.kind]),
+        results=tuple(n for i, n in enumerate(item.results) if i in results[item.kind]),
+    )

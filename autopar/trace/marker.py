@@ -1,0 +1,100 @@
+"""A dispatcher op that stands for a whole block in an exported graph.
+
+Of equal blocks only the first is traced in full; it hands its results through the op, which remembers their shapes and
+gives every later block of the kind fresh tensors like them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autopar.trace.nested import flatten
+
+TARGET = "autopar_trace.block.default"
+
+_LIBRARY = torch.library.Library("autopar_trace", "DEF")
+_LIBRARY.define("block(Tensor[] inputs, Tensor[] produced, int kind, int index) -> Tensor[]")
+_RESULTS: dict[int, tuple[Tensor, ...]] = {}
+_KINDS = itertools.count()
+
+
+@torch.library.register_fake("autopar_trace::block", lib=_LIBRARY)
+def _block_fake(inputs: list[Tensor], produced: list[Tensor], kind: int, index: int) -> list[Tensor]:
+    if produced:
+        _RESULTS[kind] = tuple(produced)
+    return [torch.empty_strided(r.shape, r.stride(), dtype=r.dtype, device=r.device) for r in _RESULTS[kind]]
+
+
+def new_kind() -> int:
+    """A number for a kind of block, unique in the process."""
+    return next(_KINDS)
+
+
+def forget(kind: int) -> None:
+    """Drop what is remembered of a kind."""
+    _RESULTS.pop(kind, None)
+
+
+def trace_in_full(block: nn.Module, kind: int, index: int) -> None:
+    """Make `block` run as it is and hand its results through the marker."""
+    original: Callable[..., Any] = block.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        leaves = flatten([args, kwargs]).leaves
+        output = flatten(original(*args, **kwargs))
+        made = [i for i, leaf in enumerate(output.leaves) if _is_new(leaf, leaves)]
+        results = _mark(leaves, [output.leaves[i] for i in made], kind, index)
+        new = list(output.leaves)
+        for i, result in zip(made, results, strict=True):
+            new[i] = result
+        return output.rebuild(new)
+
+    block.forward = forward
+
+
+def stand_in(block: nn.Module, first: BlockOutput, kind: int, index: int) -> None:
+    """Make `block` return fresh tensors like those of the first of its kind, without running."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        leaves = flatten([args, kwargs]).leaves
+        return first(leaves, _mark(leaves, [], kind, index))
+
+    block.forward = forward
+
+
+BlockOutput = Callable[[tuple[Any, ...], list[Tensor]], Any]
+"""(flat arguments, tensors made) -> what the block returns."""
+
+
+def output_like(arguments: tuple[Any, ...], output: Any) -> BlockOutput:
+    """How to build a block's output from its flat arguments and the tensors it makes, by example."""
+    nested = flatten(output)
+    passed_on = {i: _index(leaf, arguments) for i, leaf in enumerate(nested.leaves) if isinstance(leaf, Tensor)}
+
+    def build(leaves: tuple[Any, ...], made: list[Tensor]) -> Any:
+        fresh = iter(made)
+        new = [
+            leaf if i not in passed_on else next(fresh) if (at := passed_on[i]) is None else leaves[at]
+            for i, leaf in enumerate(nested.leaves)
+        ]
+        return nested.rebuild(new)
+
+    return build
+
+
+def _mark(leaves: tuple[Any, ...], produced: list[Tensor], kind: int, index: int) -> list[Tensor]:
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    return torch.ops.autopar_trace.block.default(tensors, produced, kind, index)  # type: ignore[no-any-return]
+
+
+def _is_new(leaf: object, leaves: tuple[Any, ...]) -> bool:
+    return isinstance(leaf, Tensor) and _index(leaf, leaves) is None
+
+
+def _index(leaf: object, leaves: tuple[Any, ...]) -> int | None:
+    return next((i for i, other in enumerate(leaves) if other is leaf), None)
