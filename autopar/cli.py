@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import textwrap
 import traceback
@@ -422,8 +423,14 @@ def _print(answer: object) -> int:
     """Print a command's answer; the exit code. The parser answers with a code itself, after `--help`."""
     if not isinstance(answer, Answer):
         return answer if isinstance(answer, int) else 0
-    print(json.dumps(answer.data) if answer.as_json else answer.text)
+    if _speaks():
+        print(json.dumps(answer.data) if answer.as_json else answer.text)
     return 0
+
+
+def _speaks() -> bool:
+    """Whether this process is the one of a torchrun job that prints and writes."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _message(error: Exception) -> str:
@@ -488,6 +495,8 @@ def _check_targets(*paths: Path | None) -> None:
 
 
 def _write(found: Any, output: Path | None, report: Path | None, timeline: Path | None) -> None:
+    if not _speaks():
+        return
     if output:
         found.save(output)
     if report:
