@@ -1,16 +1,11 @@
-"""Fixtures of all tests."""
+"""Fixtures of all tests, and the environment they run in."""
 
 from __future__ import annotations
 
-import atexit
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: ranks and tests share few cores
-os.environ["AUTOPAR_CACHE_DIR"] = tempfile.mkdtemp(prefix="autopar-tests-")  # not the user's own
-atexit.register(shutil.rmtree, os.environ["AUTOPAR_CACHE_DIR"], ignore_errors=True)
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,6 +15,17 @@ from tests.pool import Pool
 # Times vary on a busy machine: they say nothing of the code.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
+
+
+def pytest_configure() -> None:
+    """Before any test module (and torch) is imported: one thread a process, and caches that aren't the user's."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ["AUTOPAR_CACHE_DIR"] = tempfile.mkdtemp(prefix="autopar-tests-")
+
+
+def pytest_unconfigure() -> None:
+    """Drop the caches of this run."""
+    shutil.rmtree(os.environ["AUTOPAR_CACHE_DIR"], ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
