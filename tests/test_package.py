@@ -59,11 +59,13 @@ def test_wheel_plans_in_a_bare_environment(wheel: Path, tmp_path: Path) -> None:
     """Installed alone (dependencies borrowed from this environment) the command plans, far from the checkout."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
     python = tmp_path / "bare" / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel]
-    subprocess.run(pip, check=True)
+    install = ["install", "--quiet", "--no-deps", "--no-index", str(wheel)]
+    subprocess.run([sys.executable, "-m", "pip", "--python", str(python), *install], check=True)
     borrowed = next((tmp_path / "bare" / "lib").glob("python*")) / "site-packages" / "borrowed.pth"
     borrowed.write_text("\n".join(site.getsitepackages()) + "\n")
-    command = [python.with_name("autopar"), "plan", SMALL, "--cluster", "8xa100-80gb", "--global-batch", "16", "--json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    asked = ["plan", SMALL, "--cluster", "8xa100-80gb", "--global-batch", "16", "--json"]
+    done = subprocess.run(
+        [str(python.with_name("autopar")), *asked], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["feasible"] is True
