@@ -70,9 +70,18 @@ def _ways(chosen: tuple[str, ...], sizes: tuple[int, ...]) -> int:
 
 def layouts_of(rule: OpRule, op: Op, layer: LayerClass, factors: tuple[str, ...]) -> tuple[Layouts, Layouts]:
     """Layouts of the op's operands (one each, as in `op.operands`) and results when axis i splits `factors[i]`."""
-    specs = [layer.values[name] for name in op.operands]
-    operands = tuple(tuple(_operand(rule, i, f, spec.requires_grad) for f in factors) for i, spec in enumerate(specs))
-    return operands, tuple(tuple(_result(rule, dims, f) for f in factors) for dims in rule.results)
+    placements = _placements(rule, tuple(layer.values[name].requires_grad for name in op.operands))
+    by_tensor = list(zip(*(placements[f] for f in factors), strict=True)) if factors else [()] * len(placements[""])
+    return tuple(by_tensor[: len(op.operands)]), tuple(by_tensor[len(op.operands) :])
+
+
+@cache
+def _placements(rule: OpRule, flows: tuple[bool, ...]) -> dict[str, tuple[int, ...]]:
+    """For each factor the placements of all operands, `flows` saying which carry gradients, and results."""
+    return {
+        f: (*(_operand(rule, i, f, flow) for i, flow in enumerate(flows)), *(_result(rule, r, f) for r in rule.results))
+        for f in ("", *(factor.name for factor in rule.factors))
+    }
 
 
 def _operand(rule: OpRule, index: int, factor: str, requires_grad: bool) -> int:
