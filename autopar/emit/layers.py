@@ -51,7 +51,7 @@ class LayerModule(ParameterHolder):
         if self.recompute and torch.is_grad_enabled():
             # Code draws no random numbers of torch's own: dropout masks are a function of `draw`.
             return checkpoint(code, *operands, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
-        return code(*operands)
+        return code(*operands)  # type: ignore[no-any-return]
 
 
 class StageModule(ParameterHolder):
@@ -76,7 +76,7 @@ class StageModule(ParameterHolder):
         """
         loss = self._route.run(values, lambda i, inputs: self.layers[i](batch, draw, *inputs))
         # Inside the root's forward, so that FSDP's own callback, queued by its hooks on the root's output, comes first.
-        return loss if on_backward is None else OnBackward.apply(loss, on_backward)  # type: ignore[no-any-return,no-untyped-call]
+        return loss if on_backward is None else OnBackward.apply(loss, on_backward)  # type: ignore[no-untyped-call]
 
 
 class OnBackward(torch.autograd.Function):

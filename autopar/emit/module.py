@@ -153,7 +153,7 @@ class ParallelModule(nn.Module):
         runtime = self._runtime
         parts = microbatches(self._graph, self._values(args, inputs), self._record.num_microbatches)
         weights = runtime.weights(parts, rows_of(self._graph, parts[0]) * self.data_parallel_size)
-        self._begin(force=train)
+        self._begin()
         total = torch.zeros((), device=runtime.groups.device, dtype=self._loss_dtype)
         for k, (part, weight) in enumerate(zip(parts, weights, strict=True)):
             if not weight:
@@ -171,11 +171,11 @@ class ParallelModule(nn.Module):
         dtype: torch.dtype = getattr(torch, self._graph.values[str(self._graph.loss)].dtype)
         return dtype
 
-    def _begin(self, force: bool = False) -> None:
-        """Let everything gathered be made anew from the stored values where these may have changed."""
+    def _begin(self) -> None:
+        """Let everything that was gathered or cast be made anew from the stored values."""
         runtime = self._active()
         self._steps += 1
-        refresh(runtime.steps, runtime.groups, force)
+        refresh(runtime.steps, runtime.groups)
         for module in runtime.stage.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from autopar.emit import buckets
 from autopar.emit.groups import Axes, StageGroups
 from autopar.emit.storage import Storage
-from autopar.emit.torch_private import copy_all, version_of
+from autopar.emit.torch_private import copy_all
 
 T = TypeVar("T")
 
@@ -28,7 +28,6 @@ class StageParameter:
         self.stored = stored
         self.public = public
         self.shared = not storage.chunk_axes and storage.dtype == storage.compute_dtype
-        self._seen: tuple[int, int] | None = None
         self._gradient: Tensor | None = None
         self.compute = stored.detach() if self.shared else stored.new_empty(compute_shape, dtype=storage.compute_dtype)
         self._want_gradient()
@@ -52,18 +51,6 @@ class StageParameter:
         self._gradient = wide if self._gradient is None else self._gradient.add_(wide)
         leaf.grad = None
 
-    @property
-    def stale(self) -> bool:
-        """Whether the compute copy must be made anew, as the stored values have changed since."""
-        return not self.shared and self._seen != self._versions()
-
-    def _versions(self) -> tuple[int, int]:
-        return version_of(self.public), version_of(self.stored)
-
-    def fresh(self) -> None:
-        """Note that the compute copy now holds the stored values."""
-        self._seen = self._versions()
-
     def take_gradient(self) -> Tensor:
         """The gradient accumulated since the last call (zeros where none arrived), dropped here."""
         found = self._gradient if self._gradient is not None else self.compute.grad
@@ -73,19 +60,20 @@ class StageParameter:
         return found
 
 
-def refresh(parameters: Sequence[StageParameter], groups: StageGroups, force: bool = False) -> None:
-    """Bring compute copies up to date with the stored values: cast, and gather what is dealt over ranks."""
-    stale = [p for p in parameters if p.stale or (force and not p.shared)]
-    with torch.no_grad():
-        for axes, members in _by_axes([(p.storage.chunk_axes, p) for p in stale]):
-            if not axes:
-                copy_all([p.compute for p in members], [p.stored for p in members])
-                continue
-            group = groups.group(axes)
-            pieces = [p.stored.to(p.storage.compute_dtype) for p in members]
-            buckets.all_gather(pieces, [p.compute.detach() for p in members], group)  # type: ignore[arg-type]
-    for p in stale:
-        p.fresh()
+def refresh(parameters: Sequence[StageParameter], groups: StageGroups) -> None:
+    """Make compute copies anew from the stored values: cast, and gather what is dealt over ranks.
+
+    Done before every step: in-place changes of a DTensor leave no trace on its version, so staleness can't be seen. For
+    the same reason the copies are written past autograd: where nothing changed they are written with what they hold.
+    """
+    copied = [p for p in parameters if not p.shared]
+    for axes, members in _by_axes([(p.storage.chunk_axes, p) for p in copied]):
+        targets = [p.compute.data for p in members]
+        if not axes:
+            copy_all(targets, [p.stored for p in members])
+            continue
+        pieces = [p.stored.to(p.storage.compute_dtype) for p in members]
+        buckets.all_gather(pieces, targets, groups.group(axes))  # type: ignore[arg-type]
 
 
 def _by_axes(items: Sequence[tuple[Axes, T]]) -> list[tuple[Axes, list[T]]]:

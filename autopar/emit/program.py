@@ -55,6 +55,7 @@ class _Writer:
         self.program, self.batch, self.groups, self.training = program, batch, groups, training
         self.graph = fx.Graph()
         self.nodes: dict[str, fx.Node] = {}
+        self.root = nn.Module()
 
     def write(self) -> fx.GraphModule:
         program = self.program
@@ -66,7 +67,7 @@ class _Writer:
             else:
                 self._call(step)
         self.graph.output(tuple(self.nodes[n] for n in program.outputs))
-        return fx.GraphModule(nn.Module(), self.graph, class_name="Layer")
+        return fx.GraphModule(self.root, self.graph, class_name="Layer")
 
     def _relayout(self, step: Relayout) -> None:
         sizes, name = self.program.axis_sizes, self.groups.name
@@ -82,12 +83,17 @@ class _Writer:
         call = local_call(step, self.program, self.batch)
         args, kwargs = self._argument(call.args), self._argument(call.kwargs)
         if step.kernel:
-            info = call_info(step, self.program, self.batch, self.groups.name)
+            info = self._attribute(f"{step.op.name}_info", call_info(step, self.program, self.batch, self.groups.name))
             drawn = {"draw": self.nodes[DRAW]} if is_dropout(step) else {}
             made = self.graph.call_function(kernels.kernel(step.kernel), (info, *args), kwargs | drawn)
         else:
             made = self.graph.call_function(aten(call.target), args, kwargs)
         self._name_results(step, made, several=returns_several(step.op.target))
+
+    def _attribute(self, name: str, value: object) -> fx.Node:
+        """A constant of the code that is no literal."""
+        setattr(self.root, name, value)
+        return self.graph.get_attr(name)
 
     def _name_results(self, step: Call, made: fx.Node, several: bool) -> None:
         if not several:

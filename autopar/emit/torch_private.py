@@ -15,11 +15,6 @@ def at_end_of_backward(callback: Callable[[], None]) -> None:
     Variable._execution_engine.queue_callback(callback)
 
 
-def version_of(tensor: Tensor) -> int:
-    """A number that grows with every in-place change of the tensor."""
-    return tensor._version
-
-
 def scale_all(tensors: Sequence[Tensor], factor: Tensor) -> None:
     """Multiply each tensor in place."""
     torch._foreach_mul_(list(tensors), factor)
