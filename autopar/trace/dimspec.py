@@ -1,0 +1,79 @@
+"""Reading `gpt:layers=12,hidden=768,...` and `llama:...`: every mistake is found before any is reported. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autopar.errors import ConfigError
+
+REQUIRED = ("layers", "hidden", "heads", "vocab")
+OPTIONAL = ("ffn", "kv_heads", "head_dim", "tied", "gated", "experts", "topk", "moe_ffn", "seq")
+FAMILIES = {"gpt": {"tied": 1, "gated": 0}, "llama": {"tied": 0, "gated": 1}}
+DEFAULT_SEQ = 2048
+
+
+def parse_dims(spec: str, seq_len: int | None = None) -> dict[str, Any]:
+    """Keyword arguments of `Dims` from a specification; `seq_len` wins over its `seq`.
+
+    Raises ConfigError with every unknown key, value that is no positive whole number, missing key and misfit.
+    """
+    family, _, text = spec.partition(":")
+    mistakes: list[str] = []
+    given = _numbers(spec, text, mistakes)
+    if family not in FAMILIES:
+        mistakes.append(f"{spec}: family {family!r} is unknown; one of {', '.join(FAMILIES)}")
+    missing = [k for k in REQUIRED if k not in given]
+    if missing:
+        mistakes.append(f"{spec}: {', '.join(missing)} missing; give {', '.join(f'{k}=N' for k in missing)}")
+    mistakes += [f"{spec}: {k}= is not supported yet; leave it out" for k in ("experts", "topk", "moe_ffn") if k in given]
+    if seq_len is not None and seq_len < 1:
+        mistakes.append(f"sequence length {seq_len}: must be at least 1")
+    if missing or family not in FAMILIES:
+        raise ConfigError(*mistakes)
+    found = _filled(family, given, seq_len)
+    mistakes += [f"{spec}: {m}" for m in _misfits(found, given)]
+    if mistakes:
+        raise ConfigError(*mistakes)
+    return found
+
+
+def _numbers(spec: str, text: str, mistakes: list[str]) -> dict[str, int]:
+    """Keys and whole numbers of `text`; what can't be read goes to `mistakes`."""
+    given: dict[str, int] = {}
+    for part in filter(None, text.split(",")):
+        key, _, value = (p.strip() for p in part.partition("="))
+        lowest = 0 if key in ("tied", "gated") else 1
+        if key not in (*REQUIRED, *OPTIONAL):
+            mistakes.append(f"{spec}: unknown key {key!r}; allowed: {', '.join((*REQUIRED, *OPTIONAL))}")
+        elif not value.isdigit() or int(value) < lowest or (not lowest and int(value) > 1):
+            allowed = "a whole number from 1 up" if lowest else "0 or 1"
+            mistakes.append(f"{spec}: {key}={value!r} must be {allowed}")
+            given[key] = 1
+        elif key in given:
+            mistakes.append(f"{spec}: {key} is given twice; keep one")
+        else:
+            given[key] = int(value)
+    return given
+
+
+def _filled(family: str, given: dict[str, int], seq_len: int | None) -> dict[str, Any]:
+    hidden, heads = given["hidden"], given["heads"]
+    ffn = 4 * hidden if family == "gpt" else -(-(8 * hidden) // (3 * 256)) * 256
+    flags = FAMILIES[family] | {k: given[k] for k in ("tied", "gated") if k in given}
+    return {
+        "family": family, "layers": given["layers"], "hidden": hidden, "heads": heads, "vocab": given["vocab"],
+        "kv_heads": given.get("kv_heads", heads), "head_dim": given.get("head_dim", max(hidden // heads, 1)),
+        "ffn": given.get("ffn", ffn), "seq": seq_len or given.get("seq", DEFAULT_SEQ),
+        "tied": bool(flags["tied"]), "gated": bool(flags["gated"]),
+    }  # fmt: skip
+
+
+def _misfits(found: dict[str, Any], given: dict[str, int]) -> list[str]:
+    misfits = []
+    if found["hidden"] % found["heads"] and "head_dim" not in given:
+        misfits.append(f"hidden={found['hidden']} is no multiple of heads={found['heads']}; change one, or give head_dim=")
+    if found["heads"] % found["kv_heads"]:
+        misfits.append(f"heads={found['heads']} is no multiple of kv_heads={found['kv_heads']}; change one")
+    if found["family"] == "llama" and found["head_dim"] % 2:
+        misfits.append(f"head_dim={found['head_dim']} is odd; rotary positions need an even one")
+    return misfits
