@@ -38,5 +38,5 @@ $(INSTALLED): pyproject.toml Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "autopar needs Python 3.11 or later; set PYTHON")'
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -c "import torch" 2>/dev/null || $(PY) -m pip install --quiet --retries 1 $(TORCH_INDEX) "$(TORCH_SPEC)"
-	$(PY) -m pip install --quiet --editable ".[dev,report]"
+	$(PY) -m pip install --quiet --editable ".[dev]"
 	touch $@

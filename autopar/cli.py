@@ -424,8 +424,16 @@ def _print(answer: object) -> int:
     if not isinstance(answer, Answer):
         return answer if isinstance(answer, int) else 0
     if _speaks():
-        print(json.dumps(answer.data) if answer.as_json else answer.text)
+        _print_out(json.dumps(answer.data) if answer.as_json else answer.text)
     return 0
+
+
+def _print_out(text: str) -> None:
+    """Print to a reader that may have gone, as `head` does when it has enough."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _speaks() -> bool:
