@@ -391,7 +391,17 @@ def models(as_json: Json = False) -> Answer:
     """List the shipped models."""
     from autopar.trace.shipped import SHIPPED
 
-    lines = [f"{name:<16} {spec}" for name, spec in SHIPPED.items()]
+    keys = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq")
+    lines = [f"{'model':<14}{'family':<8}" + "".join(f"{key:>8}" for key in keys)]
+    for name, spec in SHIPPED.items():
+        family, _, rest = spec.partition(":")
+        dims = dict(item.split("=") for item in rest.split(","))
+        lines.append(f"{name:<14}{family:<8}" + "".join(f"{dims.get(key, '-'):>8}" for key in keys))
+    lines += [
+        "",
+        "Others: hf:DIR_OR_CONFIG.json, FILE.py:function, or dims such as",
+        "gpt:layers=12,hidden=768,heads=12,vocab=50257",
+    ]
     return Answer("\n".join(lines), dict(SHIPPED), as_json)
 
 

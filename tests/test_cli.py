@@ -134,9 +134,10 @@ def test_devices_added_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "mine" in [device["name"] for device in json.loads(out)]
 
 
-@pytest.mark.parametrize("command", ["devices", "clusters"])
+@pytest.mark.parametrize("command", ["devices", "clusters", "models"])
 def test_lists_fit_the_terminal(capsys: pytest.CaptureFixture[str], command: str) -> None:
     """The lists fit 80 columns and carry no colour codes."""
-    _, out, _ = run(capsys, command)
+    code, out, _ = run(capsys, command)
+    assert code == 0
     assert max(map(len, out.splitlines())) <= 80
     assert "\x1b" not in out
