@@ -70,7 +70,7 @@ def _walk(
 
 
 def _copies(move: Move, before: Shape, behind: Shape, dtype: str) -> list[OpKey]:
-    """Local work: collectives take the outermost dim, so others are brought there or back; sums and slices are copies."""
+    """Local work: collectives take the outermost dim: others are brought there or back; sums and slices are copies."""
     if move.kind == "divide":
         return [OpKey("aten.div.Tensor", (Operand(before, dtype, False), 2))]
     if move.kind in ("all_reduce", "pad", "slice"):

@@ -78,6 +78,11 @@ def is_view(target: str) -> bool:
     return _name(target) in _VIEWS
 
 
+def is_heavy(target: str) -> bool:
+    """Whether the time of an op depends on its shape in ways that its bytes don't tell."""
+    return _name(target) in _HEAVY
+
+
 def is_pointwise(target: str) -> bool:
     """Whether an op is elementwise, its operands broadcast against each other (sums of two excepted)."""
     return _name(target) not in _FORMULAS
@@ -260,6 +265,11 @@ _VIEWS = frozenset({
     "expand_as", "movedim",
 })  # fmt: skip
 _REDUCTIONS = ("sum", "mean", "amax", "amin", "max", "min", "var", "std", "prod", "any", "all", "argmax", "cumsum")
+
+_HEAVY = frozenset({
+    "linear", "addmm", "mm", "bmm", "matmul", "scaled_dot_product_attention", "embedding", "cross_entropy_loss",
+    "layer_norm", "rms_norm", "softmax",
+})  # fmt: skip
 
 _FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(_VIEWS, _view),

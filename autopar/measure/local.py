@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import os
 import platform
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from autopar.cluster import Cluster, Device, Link
+from autopar.cluster import Cluster, Device, Link, all_devices
 
 CPU_FLOPS_PER_S = 6e10
 """Nominal fp32 FLOP/s of a thread: two 8-wide multiply-adds a cycle near 2 GHz. Timings correct it where taken."""
 
 CPU_BYTES_PER_S = 1e10
 """Nominal memory rate of a process."""
+
+NOMINAL_CUDA = Device(
+    name="cuda",
+    backend="cuda",
+    memory_bytes=0,
+    usable_bytes=0,
+    reserve_bytes=1 << 30,
+    peak_flops_per_s={"bfloat16": 1e14, "float16": 1e14, "float32": 2e13, "float64": 1e12},
+    memory_bytes_per_s=1e12,
+    efficiency={},
+    launch_s=5e-6,
+    overlap=0.5,
+    sources=("nominal figures of an unknown device; timings are taken where they matter",),
+)
+"""A cuda device that no file describes."""
 
 MEMORY_SHARE = 0.9
 """Share of a device's memory that a process is taken to be able to allocate."""
@@ -64,15 +80,14 @@ def _cpu_device(ranks: int) -> Device:
 
 
 def _cuda_device(device: torch.device) -> Device:
-    """A cuda device: a shipped one of that name where there is one, with the memory that torch sees."""
-    from dataclasses import replace
-
-    from autopar.cluster import find_device
-
-    found = find_device(device_name(device)).device()
+    """The device file whose name's words all stand in the driver's, else nominal figures; memory as torch sees it."""
+    name = device_name(device)
     memory_bytes = int(torch.cuda.get_device_properties(device).total_memory)
-    usable = min(found.usable_bytes, memory_bytes)
-    return replace(found, name=device_name(device), memory_bytes=memory_bytes, usable_bytes=usable)
+    plain = name.lower().replace(" ", "")
+    known = [f.device() for f in all_devices() if all(word in plain for word in f.name.split("-"))]
+    found = max(known, key=lambda d: len(d.name), default=NOMINAL_CUDA)
+    usable_bytes = min(found.usable_bytes, memory_bytes) if known else int(memory_bytes * MEMORY_SHARE)
+    return replace(found, name=name, memory_bytes=memory_bytes, usable_bytes=usable_bytes)
 
 
 def _processor() -> str:

@@ -1,7 +1,7 @@
 """Who times: this process alone, or all ranks of the job at the same moment, as busy as the plan will have them.
 
-Under torchrun rank 0 plans and asks for times inside `measuring`; every other rank calls `serve` and times the same keys
-until rank 0 is done.
+Under torchrun rank 0 plans and asks for times inside `measuring`; every other rank calls `serve` and times the same
+keys until rank 0 is done.
 """
 
 from __future__ import annotations

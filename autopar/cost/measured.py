@@ -1,0 +1,150 @@
+"""Prices from timings: exactly where a key was timed, else on the curve of its kind, else by the fallback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from autopar.cluster import Cluster
+from autopar.cost.pricer import CollectiveTimes, OpTimes, Pricer, Seconds, Source
+from autopar.cost.sampling import Kind, collectives_to_time, group_of, grouped, kind_of, ops_to_time
+from autopar.cost.work import tensor_arguments
+from autopar.graph import CollectiveKey, OpKey
+from autopar.measure.fit import Curve
+from autopar.measure.keys import Key
+from autopar.measure.profile import Profile, Timing
+from autopar.measure.session import Session
+from autopar.measure.store import Store
+
+Points = dict[Kind, list[tuple[float, float]]]
+
+
+class MeasuredPricer:
+    """Prices by the timings in `profile`; with a `session` it times what is missing and keeps that in `store`.
+
+    A key priced once keeps its price for as long as the pricer lives, so that sums taken at different times agree.
+    """
+
+    def __init__(
+        self, profile: Profile, fallback: Pricer, session: Session | None = None, store: Store | None = None
+    ) -> None:
+        self._fallback, self._session, self._store = fallback, session, store
+        self._environment = profile.environment
+        self._timed_ops: dict[OpKey, Timing] = {}
+        self._timed_collectives: dict[CollectiveKey, Timing] = {}
+        self._op_prices: dict[OpKey, tuple[float, float, Source]] = {}
+        self._collective_prices: dict[CollectiveKey, tuple[float, Source]] = {}
+        self._absorb(profile.timings.items())
+
+    @classmethod
+    def on_this_machine(cls, fallback: Pricer, session: Session, store: Store | None = None) -> MeasuredPricer:
+        """A pricer that starts from what the store (by default that of this machine) knows of the environment."""
+        store = store or Store()
+        return cls(store.profile(session.environment), fallback, session, store)
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster whose seconds these are."""
+        return self._fallback.cluster
+
+    @property
+    def profile(self) -> Profile:
+        """All timings so far."""
+        timings: dict[Key, Timing] = dict(self._timed_ops.items())
+        return Profile(self._environment, timings | dict(self._timed_collectives.items()))
+
+    def ops(self, keys: Sequence[OpKey]) -> OpTimes:
+        """Seconds of each op; first times what is worth it, if there is a session."""
+        new = list(dict.fromkeys(key for key in keys if key not in self._op_prices))
+        if new:
+            self._price_ops(new)
+        prices = [self._op_prices[key] for key in keys]
+        return OpTimes(_column(prices, 0), _column(prices, 1), [price[2] for price in prices])
+
+    def collectives(self, keys: Sequence[CollectiveKey]) -> CollectiveTimes:
+        """Seconds of each collective; first times a ladder of sizes of each kind of group, if there is a session."""
+        new = list(dict.fromkeys(key for key in keys if key not in self._collective_prices))
+        if new:
+            self._price_collectives(new)
+        prices = [self._collective_prices[key] for key in keys]
+        return CollectiveTimes(_column(prices, 0), [price[1] for price in prices])
+
+    def _price_ops(self, keys: list[OpKey]) -> None:
+        predicted = self._fallback.ops(keys)
+        if self._session is not None:
+            chosen = ops_to_time(keys, predicted.forward_s.tolist(), self._timed_ops)
+            self._keep(self._session.ops(chosen).items())
+        forward_points, backward_points = self._op_points({kind_of(key) for key in keys})
+        kinds = grouped(keys, kind_of)
+        forward, sources = _along_curves(predicted.forward_s, kinds, forward_points, predicted.sources)
+        backward, _ = _along_curves(predicted.backward_s, kinds, backward_points, predicted.sources)
+        for key, *price in zip(keys, forward.tolist(), backward.tolist(), sources, strict=True):
+            timing = self._timed_ops.get(key)
+            if timing is not None and not timing.failed:
+                price = [timing.forward_s, timing.backward_s, "measured"]
+            elif not any(o.requires_grad for o in tensor_arguments(key)):
+                price[1] = 0.0
+            self._op_prices[key] = (price[0], price[1], price[2])
+
+    def _op_points(self, kinds: set[Kind]) -> tuple[Points, Points]:
+        """Points (predicted, measured seconds) of both passes of the timed ops of some kinds."""
+        timed = [(k, t) for k, t in self._timed_ops.items() if not t.failed and kind_of(k) in kinds]
+        predicted = self._fallback.ops([key for key, _ in timed])
+        forward: Points = {}
+        backward: Points = {}
+        for (key, timing), forward_s, backward_s in zip(timed, predicted.forward_s, predicted.backward_s, strict=True):
+            forward.setdefault(kind_of(key), []).append((float(forward_s), timing.forward_s))
+            if timing.backward_s > 0:
+                backward.setdefault(kind_of(key), []).append((float(backward_s), timing.backward_s))
+        return forward, backward
+
+    def _price_collectives(self, keys: list[CollectiveKey]) -> None:
+        if self._session is not None:
+            chosen = collectives_to_time(keys, self._timed_collectives)
+            self._keep(self._session.collectives(chosen).items())
+        predicted = self._fallback.collectives(keys)
+        points: Points = {}
+        for key, timing in self._timed_collectives.items():
+            if not timing.failed:
+                points.setdefault(group_of(key), []).append((float(key.bytes), timing.forward_s))
+        sizes = np.array([float(key.bytes) for key in keys])
+        fitted, sources = _along_curves(sizes, grouped(keys, group_of), points, predicted.sources)
+        for i, key in enumerate(keys):
+            on_curve = group_of(key) in points and key.bytes > 0
+            seconds = float(fitted[i] if on_curve else predicted.seconds[i])
+            exact = self._timed_collectives.get(key)
+            measured = exact is not None and not exact.failed
+            self._collective_prices[key] = (seconds, "measured" if measured else sources[i])
+
+    def _keep(self, timings: Iterable[tuple[Key, Timing]]) -> None:
+        timings = list(timings)
+        self._absorb(timings)
+        if self._store is not None and timings:
+            self._store.add(self._environment, dict(timings))
+
+    def _absorb(self, timings: Iterable[tuple[Key, Timing]]) -> None:
+        for key, timing in timings:
+            if isinstance(key, OpKey):
+                self._timed_ops[key] = timing
+            else:
+                self._timed_collectives[key] = timing
+
+
+def _column(rows: Sequence[Sequence[object]], index: int) -> Seconds:
+    return np.array([row[index] for row in rows], dtype=np.float64)
+
+
+def _along_curves(
+    x: Seconds, kinds: Mapping[Kind, list[int]], points: Points, sources: Sequence[Source]
+) -> tuple[Seconds, list[Source]]:
+    """Seconds at `x` (shape (keys,)) on the curve of each kind that has points, else `x` itself with its source."""
+    seconds, found = np.array(x), list(sources)
+    for kind, members in kinds.items():
+        if kind not in points:
+            continue
+        curve = Curve.through([p for p, _ in points[kind]], [s for _, s in points[kind]])
+        seconds[members], inside = curve.at(x[members])
+        for i, is_inside in zip(members, inside.tolist(), strict=True):
+            found[i] = "fitted" if is_inside else "extrapolated"
+    return seconds, found
