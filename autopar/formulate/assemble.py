@@ -10,7 +10,6 @@ from math import prod
 from autopar import __version__
 from autopar.cluster import Cluster
 from autopar.cost.work import model_flops
-from autopar.formulate.runs import LayerRun
 from autopar.formulate.scenario import Column, SolvedScenario
 from autopar.graph import OpGraph
 from autopar.plan import Fingerprint, LayerStrategy, PlanRecord, Request, StagePlan
@@ -75,7 +74,6 @@ def _moments(solved: SolvedScenario) -> Iterator[dict[str, int]]:
 
 def assemble(
     solved: SolvedScenario,
-    runs: tuple[LayerRun, ...],
     graph: OpGraph,
     cluster: Cluster,
     request: Request,
@@ -87,7 +85,7 @@ def assemble(
     trace_s: float,
     search_s: float,
 ) -> PlanRecord:
-    """The record of a plan; `limit_bytes` bounds its tensor bytes (`feasible`), `lower_bound_s` is None for an estimate."""
+    """The record of a plan, or (`lower_bound_s` None) of an estimate; `limit_bytes` bounds its tensor bytes."""
     device = cluster.device
     prediction = predict(solved, device.reserve_bytes)
     step, memory = prediction.step_time_s, prediction.memory
@@ -97,7 +95,7 @@ def assemble(
     devices = prod(setting.sizes)
     rate = model_flops(graph, request.global_batch) / step / devices
     best = device.peak_flops_per_s.get(request.policy.compute)
-    stage = _stage(solved, graph)
+    stage = _stage(solved)
     return PlanRecord(
         request=request,
         fingerprint=fingerprint,
@@ -139,10 +137,12 @@ def assemble(
 
 def _shares(by_source_s: dict[str, float]) -> dict[str, float]:
     total = sum(by_source_s.values()) or 1.0
-    return {source: by_source_s.get(source, 0.0) / total for source in ("measured", "fitted", "roofline", "extrapolated")}
+    return {
+        source: by_source_s.get(source, 0.0) / total for source in ("measured", "fitted", "roofline", "extrapolated")
+    }
 
 
-def _stage(solved: SolvedScenario, graph: OpGraph) -> StagePlan:
+def _stage(solved: SolvedScenario) -> StagePlan:
     strategies: list[LayerStrategy] = []
     assignment: list[int] = []
     for _, column, count in chosen(solved):

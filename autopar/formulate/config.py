@@ -83,7 +83,7 @@ class ManualConfig:
             mistakes.append(f"devices={used}: the cluster has {devices}; give at most that")
         if product != used:
             mistakes.append(
-                f"dp*tp*cp*pp = {self.dp}*{self.tp}*{self.cp}*{self.pp} = {product}, but {used} devices are to be used; "
+                f"dp*tp*cp*pp = {self.dp}*{self.tp}*{self.cp}*{self.pp} = {product}, but {used} devices are used; "
                 "change a degree or set devices"
             )
         if (self.dp * self.cp) % self.ep:
@@ -91,8 +91,8 @@ class ManualConfig:
         rows = self.dp * self.microbatch_size
         if global_batch % rows:
             mistakes.append(
-                f"global batch {global_batch} is not a multiple of dp*microbatch_size = {self.dp}*{self.microbatch_size} "
-                f"= {rows}; change one of them"
+                f"global batch {global_batch} is not a multiple of dp*microbatch_size = "
+                f"{self.dp}*{self.microbatch_size} = {rows}; change one of them"
             )
         if mistakes:
             raise ConfigError(*mistakes)

@@ -12,9 +12,9 @@ from autopar.cost.memory import LayerMemory, layer_memory
 from autopar.cost.pricer import Pricer, Source
 from autopar.cost.program import layer_demand
 from autopar.cost.sync import exposed_s, optimizer_demand, sync_demand
+from autopar.formulate.labels import at_cut
 from autopar.formulate.runs import LayerRun
 from autopar.formulate.tables import RelayoutPrices, Setting
-from autopar.formulate.labels import at_cut
 from autopar.graph import BROADCAST, local_shape
 from autopar.plan import DtypePolicy, LayerStrategy
 from autopar.shard.lower import lower
@@ -58,7 +58,7 @@ def layer_figures(
     ways = prod(setting.mesh[a].size for a in data_axes) if strategy.zero else 1
     updated = [-(-n // (ways if data else 1)) for (data, _), sizes in groups.items() for n in sizes]
     parts = [
-        layer_demand(program, layer, setting.batch, setting.mesh), micro, step,
+        layer_demand(program, setting.batch, setting.mesh), micro, step,
         optimizer_demand(updated, policy, optimizer),
     ]  # fmt: skip
     times = price_demands(parts, pricer)
@@ -85,9 +85,7 @@ def _add_up(times: DemandTimes, passing_s: float, again: bool, memory: LayerMemo
     for source, seconds in times.by_source.items():
         micro_sources[source] = float(seconds[0] + seconds[1])
         step_sources[source] = float(seconds[2] + seconds[3])
-    return LayerFigures(
-        sum(micro.values()), sum(step.values()), memory, micro, step, micro_sources, step_sources
-    )
+    return LayerFigures(sum(micro.values()), sum(step.values()), memory, micro, step, micro_sources, step_sources)
 
 
 def _passing_s(run: LayerRun, strategy: LayerStrategy, setting: Setting, relayouts: RelayoutPrices) -> float:

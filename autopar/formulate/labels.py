@@ -1,9 +1,10 @@
 """What can be chosen inside a layer, as labels of variables: independent of any price.
 
-Variables are: the layouts at the cut in front (`entry`) and behind (`exit`); the factor assignment of each *anchor* op;
-the layout that a value is relaid to before its consumers (`relay`); the layout a tied parameter is stored in (`tied`).
-All other ops are *followers*: elementwise and view ops with one operand that matters take the layout of that operand, so
-their assignment is a function of the variable it hangs on. That leaves a few dozen variables for a transformer block.
+Variables are: the layouts at the cut in front (`entry`) and behind (`exit`); the factor assignment of each *anchor*
+op; the layout that a value is relaid to before its consumers (`relay`); the layout a parameter is stored in, where
+several layers (`tied`) or ops (`stored`) use it. All other ops are *followers*: elementwise and view ops with one
+operand that matters take the layout of that operand, so their assignment is a function of the variable it hangs on.
+That leaves a few dozen variables for a transformer block.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Literal, TypeAlias
 
 from autopar.formulate.runs import Surroundings
 from autopar.formulate.states import combine
-from autopar.graph import BROADCAST, PARTIAL, REPLICATE, Layout, LayerClass, Op, TensorSpec, follow_layout
+from autopar.graph import BROADCAST, PARTIAL, REPLICATE, LayerClass, Layout, Op, TensorSpec, follow_layout
 from autopar.plan import LayerStrategy
 from autopar.shard.rules import assignments, layouts_of, rule_for
 
@@ -32,11 +33,15 @@ class Option:
 
 @dataclass(frozen=True)
 class Variable:
-    """Something to choose: `labels` are Options (kind `op`) or Layouts (all other kinds)."""
+    """Something to choose: one of the `options` (kind `op`), else one of the `layouts`."""
 
     kind: Literal["entry", "exit", "op", "relay", "tied", "stored"]
     name: str
-    labels: tuple[Option, ...] | tuple[Layout, ...]
+    layouts: tuple[Layout, ...] = ()
+    options: tuple[Option, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.options if self.kind == "op" else self.layouts)
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class Home:
 
 @dataclass(frozen=True)
 class Edge:
-    """A change of layout of `value`, from `source.layouts[i]` to `target.layouts[j]`. `free`: only equal ones are legal."""
+    """A change of layout of `value`, from source to target layout by label; `equal`: only no change is legal."""
 
     value: str
     source: Home
@@ -111,15 +116,17 @@ class LabelSpace:
                 ops[placed.op.name] = option.factors
         relays: dict[str, Layout] = {}
         for i, variable in enumerate(self.variables):
-            label = variable.labels[labels[i]]
-            if variable.kind == "relay" and self.produced[variable.name].layouts[labels[self.produced[variable.name].variable]] != label:
-                relays[variable.name] = label  # type: ignore[assignment]
+            if variable.kind == "relay":
+                produced = self.produced[variable.name]
+                layout = variable.layouts[labels[i]]
+                if produced.layouts[labels[produced.variable]] != layout:
+                    relays[variable.name] = layout
         for stored in self.stored:
-            layout = stored.home.layouts[labels[stored.home.variable]]
-            if layout is not None:
-                relays[stored.param] = layout
-        entry, leave = (self.variables[v].labels[labels[v]] for v in (self.entry, self.exit))
-        return LayerStrategy(entry, leave, ops, relays, zero, recompute)  # type: ignore[arg-type]
+            kept = stored.home.layouts[labels[stored.home.variable]]
+            if kept is not None:
+                relays[stored.param] = kept
+        entry, leave = (self.variables[v].layouts[labels[v]] for v in (self.entry, self.exit))
+        return LayerStrategy(entry, leave, ops, relays, zero, recompute)
 
 
 def at_cut(spec: TensorSpec, main: TensorSpec, states: tuple[Layout, ...], is_main: bool) -> tuple[Layout, ...]:
@@ -141,7 +148,6 @@ class _Builder:
 
     def __init__(self, layer: LayerClass, around: Surroundings, sizes: tuple[int, ...], batch: int) -> None:
         self.layer, self.around, self.sizes, self.batch = layer, around, sizes, batch
-        self.allow_layout = around.pins.layout_filter(around.entry)
         self.space = LabelSpace(layer, sizes)
         self.replicated: Layout = (REPLICATE,) * len(sizes)
         self.options = {op.name: self._options(op) for op in layer.ops}
@@ -188,7 +194,7 @@ class _Builder:
     def _store_parameters(self) -> None:
         """Give buffers and parameters a home: stored as their one consumer wants them, else by a variable."""
         constant = Home(self._add(Variable("stored", "", (self.replicated,))), (self.replicated,))
-        self.space.homes.update({name: constant for name in self.layer.buffers})
+        self.space.homes.update(dict.fromkeys(self.layer.buffers, constant))
         if self.around.tied:
             specs = [self.layer.values[name] for name in self.around.tied]
             self._store_by_variable("tied", self.around.tied, self._tied_layouts(specs))
@@ -198,9 +204,11 @@ class _Builder:
             if name not in self.around.tied and not once:
                 self._store_by_variable("stored", (name,), self._storage_layouts(self.layer.values[name], split=True))
 
-    def _store_by_variable(self, kind: Literal["tied", "stored"], names: tuple[str, ...], layouts: tuple[Layout, ...]) -> None:
+    def _store_by_variable(
+        self, kind: Literal["tied", "stored"], names: tuple[str, ...], layouts: tuple[Layout, ...]
+    ) -> None:
         home = Home(self._add(Variable(kind, names[0], layouts)), layouts)
-        self.space.homes.update({name: home for name in names})
+        self.space.homes.update(dict.fromkeys(names, home))
         self.space.stored.extend(Stored(name, home) for name in names)
 
     def _tied_layouts(self, specs: list[TensorSpec]) -> tuple[Layout, ...]:
@@ -257,7 +265,7 @@ class _Builder:
 
     def _place_anchor(self, op: Op) -> None:
         options = self.options[op.name]
-        variable = self._add(Variable("op", op.name, options))
+        variable = self._add(Variable("op", op.name, options=options))
         self.space.placed.append(Placed(op, variable, options))
         for i, name in enumerate(op.operands):
             needed = Home(variable, tuple(o.operands[i] for o in options))
@@ -301,4 +309,5 @@ class _Builder:
         for layout in wanted:
             for axis, placement in enumerate(layout):
                 seen[axis] |= {placement} - {PARTIAL}
-        return tuple(x for x in combine(spec, seen, self.sizes, self.batch) if self.allow_layout(spec, x))
+        layouts = combine(spec, seen, self.sizes, self.batch)
+        return tuple(x for x in layouts if self.around.pins.allows_layout(spec, x, self.around.entry))

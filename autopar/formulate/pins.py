@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from autopar.formulate.config import Constraint, ManualConfig
 from autopar.formulate.mesh import inner_axes
-from autopar.graph import REPLICATE, Layout, LayerClass, Op, TensorSpec
+from autopar.graph import REPLICATE, LayerClass, Layout, Op, TensorSpec
 from autopar.plan import MeshAxis
 from autopar.shard.rules import OpRule
 
@@ -30,9 +29,9 @@ class Pins:
     recompute: tuple[str, ...] = RECOMPUTE
     patterns: tuple[Constraint, ...] = ()
 
-    def state_filter(self, main: TensorSpec) -> Callable[[TensorSpec, Layout], bool]:
-        """Which layouts of the main value are allowed at a cut."""
-        return lambda spec, layout: all(self._state_allowed(i, p, spec) for i, p in enumerate(layout))
+    def allows_state(self, spec: TensorSpec, layout: Layout) -> bool:
+        """Whether the main value of a cut may lie in `layout`."""
+        return all(self._state_allowed(i, p, spec) for i, p in enumerate(layout))
 
     def _state_allowed(self, axis: int, placement: int, spec: TensorSpec) -> bool:
         if self.tensor_axes is None:
@@ -43,16 +42,10 @@ class Pins:
         between_blocks = self.sequence == 1 and len(spec.shape) == 3 and spec.requires_grad
         return placement == (1 if between_blocks else REPLICATE)
 
-    def layout_filter(self, main: TensorSpec) -> Callable[[TensorSpec, Layout], bool]:
-        """Which layouts of values inside a layer are allowed: without sequence splits, none along the tokens."""
-        if self.sequence != 0:
-            return lambda spec, layout: True
-
-        def allowed(spec: TensorSpec, layout: Layout) -> bool:
-            token_like = len(spec.shape) >= 2 and len(main.shape) >= 2 and spec.shape[:2] == main.shape[:2]
-            return not (token_like and 1 in layout)
-
-        return allowed
+    def allows_layout(self, spec: TensorSpec, layout: Layout, main: TensorSpec) -> bool:
+        """Whether a value inside a layer may be relaid to `layout`: without sequence splits, not along the tokens."""
+        token_like = len(spec.shape) >= 2 and len(main.shape) >= 2 and spec.shape[:2] == main.shape[:2]
+        return self.sequence != 0 or not (token_like and 1 in layout)
 
     def violations(self, op: Op, rule: OpRule | None, factors: tuple[str, ...], layer: LayerClass) -> int:
         """How far an assignment is from what the pins ask of this op; 0 = as asked.

@@ -16,8 +16,8 @@ from autopar.cost.sync import optimizer_demand, sync_demand
 from autopar.graph import TensorSpec
 from autopar.plan import DtypePolicy, MeshAxis
 
-LARGE = 1 << 24
-"""Elements at which slopes are taken."""
+LARGE = 1 << 28
+"""Elements at which slopes are taken: what the second half of twice as many adds."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,18 @@ class ParameterRates:
         )
         if not trained:
             return Rate(0.0, 0.0, held)
-        sync = sync_demand(LARGE, zero, data_axes, further, self._mesh, self._policy, self._microbatches)
-        updated = LARGE // ways if zero else LARGE
-        micro, step = self._seconds(sync.micro, True), self._seconds(sync.step, False)
-        step += self._seconds(optimizer_demand([updated], self._policy, self._optimizer), False)
-        return Rate(micro / LARGE, step / LARGE, held)
+        micro, step = (), ()
+        for elements in (LARGE, 2 * LARGE):
+            sync = sync_demand(elements, zero, data_axes, further, self._mesh, self._policy, self._microbatches)
+            updated = elements // ways if zero else elements
+            micro += (sync.micro,)
+            step += (Demand.joined([sync.step, optimizer_demand([updated], self._policy, self._optimizer)]),)
+        return Rate(self._slope(micro, True), self._slope(step, False), held)
 
-    def _seconds(self, demand: Demand, hidden: bool) -> float:
-        """Seconds of a demand, what computation can hide taken off."""
-        times = price_demands([demand], self._pricer)
-        compute = float(times.forward_compute_s[0] + times.backward_compute_s[0])
-        communication = float(times.forward_communication_s[0] + times.backward_communication_s[0])
-        return compute + communication * (1.0 - (self._pricer.cluster.device.overlap if hidden else 0.0))
+    def _slope(self, demands: tuple[Demand, ...], hidden: bool) -> float:
+        """Seconds per element between two demands, what computation can hide taken off."""
+        times = price_demands(demands, self._pricer)
+        compute = times.forward_compute_s + times.backward_compute_s
+        communication = times.forward_communication_s + times.backward_communication_s
+        total = compute + communication * (1.0 - (self._pricer.cluster.device.overlap if hidden else 0.0))
+        return max(0.0, float(total[1] - total[0]) / LARGE)

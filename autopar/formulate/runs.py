@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from autopar.cost.activations import outputs_saved
 from autopar.formulate.pins import Pins
 from autopar.formulate.states import cut_layouts
-from autopar.graph import Layout, LayerClass, OpGraph, TensorSpec
+from autopar.graph import LayerClass, Layout, OpGraph, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -50,18 +50,18 @@ class Surroundings:
         """Possible layouts of the main values in front and behind."""
         before = cut_layouts(self.entry, sizes, batch, inner=not self.first)
         behind = cut_layouts(self.leave, sizes, batch, inner=not self.last)
-        allow, allow_next = self.pins.state_filter(self.entry), self.next_pins.state_filter(self.leave)
+        entry = tuple(x for x in before if self.pins.allows_state(self.entry, x))
         if self.last:
-            return tuple(x for x in before if allow(self.entry, x)), behind
-        return (
-            tuple(x for x in before if allow(self.entry, x)),
-            tuple(x for x in behind if allow_next(self.leave, x)),
-        )
+            return entry, behind
+        return entry, tuple(x for x in behind if self.next_pins.allows_state(self.leave, x))
 
 
 @dataclass(frozen=True)
 class LayerRun:
-    """`count` equal consecutive layers from `first_layer` on; `held`: inputs an earlier layer keeps for its backward."""
+    """`count` equal consecutive layers from `first_layer` on.
+
+    `held`: inputs that an earlier layer keeps for its backward, so that they cost nothing here.
+    """
 
     first_layer: int
     count: int
@@ -86,14 +86,16 @@ def layer_runs(graph: OpGraph, pins: Sequence[Pins]) -> tuple[LayerRun, ...]:
             first, count = last.first_layer, last.count + 1
         runs.append(LayerRun(first, count, around, held, layer_class))
         seen.update(layer.params)
-        kept.update(n for n, own in zip(layer.inputs, layer_class.inputs, strict=True) if own in saved[layer.class_index])
-        kept.update(n for n, own in zip(layer.outputs, layer_class.outputs, strict=True) if own in saved[layer.class_index])
+        kept.update(
+            n for n, own in zip(layer.inputs, layer_class.inputs, strict=True) if own in saved[layer.class_index]
+        )
+        kept.update(
+            n for n, own in zip(layer.outputs, layer_class.outputs, strict=True) if own in saved[layer.class_index]
+        )
     return tuple(runs)
 
 
-def _surroundings(
-    graph: OpGraph, index: int, pins: Sequence[Pins], uses: Counter[str], seen: set[str]
-) -> Surroundings:
+def _surroundings(graph: OpGraph, index: int, pins: Sequence[Pins], uses: Counter[str], seen: set[str]) -> Surroundings:
     layer, last = graph.layers[index], index == len(graph.layers) - 1
     layer_class = graph.classes[layer.class_index]
     front, behind = graph.cuts[index], graph.cuts[index + 1]

@@ -8,14 +8,15 @@ mode alone) are lowered and priced exactly; the stack problem over them gives th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autopar.cost.pricer import Pricer
 from autopar.engine.eliminate import Elimination, eliminate
-from autopar.engine.stack import solve_stack
+from autopar.engine.stack import StackOptions, solve_stack
 from autopar.engine.stack_path import cheapest_path
 from autopar.engine.stack_problem import Choices, Run, StackProblem, StackSolution
 from autopar.formulate.figures import LayerFigures, layer_figures
@@ -24,10 +25,12 @@ from autopar.formulate.rates import ParameterRates
 from autopar.formulate.runs import LayerRun, Surroundings
 from autopar.formulate.tables import Mode, RelayoutPrices, Setting, SpaceCosts, label_graph, space_costs
 from autopar.graph import Layout
-from autopar.plan import DtypePolicy, LayerStrategy
+from autopar.plan import DtypePolicy, LayerStrategy, data_axes_of
 
 PRICE_LADDER = (0.02, 0.1, 0.4, 1.5, 6.0)
-"""Prices of all the memory there is, as multiples of the step time without a limit."""
+"""Prices of all the memory there is, as multiples of the time of computation alone."""
+FINE_PRICES = 5
+"""Prices tried between the neighbours of the best of the ladder."""
 STORAGES_TRIED = 3
 """How many storage layouts of a tied parameter are followed up at each price."""
 
@@ -79,7 +82,8 @@ class _RunTables:
     solved: Elimination
     states: tuple[tuple[int, ...], tuple[int, ...]]
 
-    def costs(self, modes: list[int], storage: int) -> np.ndarray:
+    def costs(self, modes: list[int], storage: int) -> NDArray[np.float64]:
+        """Costs (modes, entry, exit) with tied parameters stored as `storage` says."""
         table = self.solved.table[modes]
         return table[..., storage] if self.space.tied else table
 
@@ -125,16 +129,17 @@ class StageScenario:
         return sorted({mode.byte_price_s for tables in self._tables for mode in tables.modes})
 
     def _prepare(self) -> None:
+        """Tables at a coarse ladder of prices, then at a fine one around the price of the best bound."""
         if self._tables:
             return
-        arounds = list(dict.fromkeys(run.around for run in self.runs))
-        costs = {around: self._costs(around) for around in arounds}
-        floor = sum(
-            run.count * sum(float(np.min(f + b)) for f, b in zip(c.forward, c.backward, strict=True))
-            for run in self.runs
-            for c in [costs[run.around]]
-        )
-        prices = self._ladder(floor * self.setting.num_microbatches)
+        costs = {around: self._costs(around) for around in dict.fromkeys(run.around for run in self.runs)}
+        coarse = self._ladder(costs)
+        self._tables = self._eliminated(costs, coarse)
+        if len(coarse) > 1:
+            best = max(range(len(coarse)), key=lambda i: self._bound_at(coarse[i]))
+            self._tables = self._eliminated(costs, self._refined(coarse, best))
+
+    def _eliminated(self, costs: Mapping[Surroundings, SpaceCosts], prices: list[float]) -> list[_RunTables]:
         rates = ParameterRates(
             self.pricer, self.setting.mesh, self.budget.policy, self.budget.optimizer, self.setting.num_microbatches
         )
@@ -143,29 +148,42 @@ class StageScenario:
             modes = list(self._modes(around, cost.space, prices))
             solved = eliminate(label_graph(cost, around, self.setting, modes, rates))
             tables[around] = _RunTables(around, cost.space, modes, solved, self._number(cost.space))
-        self._tables = [tables[run.around] for run in self.runs]
+        return [tables[run.around] for run in self.runs]
+
+    def _ladder(self, costs: Mapping[Surroundings, SpaceCosts]) -> list[float]:
+        """0, and prices at which all memory together costs some multiple of the computation."""
+        if self.budget.limit_bytes is None:
+            return [0.0]
+        floor_s = sum(
+            run.count * sum(float(np.min(f + b)) for f, b in zip(c.forward, c.backward, strict=True))
+            for run in self.runs
+            for c in [costs[run.around]]
+        )
+        whole = self.setting.num_microbatches * floor_s / self.budget.limit_bytes
+        return [0.0, *(x * whole for x in PRICE_LADDER)]
+
+    def _refined(self, coarse: list[float], best: int) -> list[float]:
+        """0, and prices between the neighbours of the best one."""
+        low = coarse[max(best - 1, 1)] if best != 1 else coarse[1] * coarse[1] / coarse[2]
+        high = coarse[min(best + 1, len(coarse) - 1)] if best else coarse[1]
+        if best == 0:
+            return [0.0, coarse[1] / 4, coarse[1]]
+        return [0.0, *np.geomspace(low, high, FINE_PRICES).tolist()]
 
     def _costs(self, around: Surroundings) -> SpaceCosts:
         layer = next(run.layer for run in self.runs if run.around == around)
         space = label_space(layer, around, self.setting.sizes, self.setting.batch)
         return space_costs(space, around, self.setting, self.pricer, self.relayouts)
 
-    def _ladder(self, step_s: float) -> list[float]:
-        limit = self.budget.limit_bytes
-        return [0.0] if limit is None else [0.0, *(x * step_s / limit for x in PRICE_LADDER)]
-
     def _number(self, space: LabelSpace) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Numbers of the layouts in front and behind."""
-        ends = (space.variables[space.entry].labels, space.variables[space.exit].labels)
-        before, behind = (tuple(self._states.setdefault(x, len(self._states)) for x in e) for e in ends)  # type: ignore[arg-type]
+        ends = (space.variables[space.entry].layouts, space.variables[space.exit].layouts)
+        before, behind = (tuple(self._states.setdefault(x, len(self._states)) for x in e) for e in ends)
         return before, behind
 
     def _modes(self, around: Surroundings, space: LabelSpace, prices: list[float]) -> Iterator[Mode]:
         batch_dim = around.entry.batch_dim
-        found = {
-            tuple(a for a, p in enumerate(state) if p >= 0 and p == batch_dim)  # type: ignore[arg-type, operator]
-            for state in space.variables[space.entry].labels
-        }
+        found = {data_axes_of(state, batch_dim) for state in space.variables[space.entry].layouts}
         for price in prices:
             for recompute in around.pins.recompute:
                 for zero in around.pins.zero:
@@ -178,9 +196,7 @@ class StageScenario:
         cheapest = min((cost for cost, _ in self._chains(price, None)), default=np.inf)
         return cheapest - price * (self.budget.limit_bytes or 0)
 
-    def _chains(
-        self, price: float, family: tuple[int, bool] | None
-    ) -> list[tuple[float, list[tuple[int, _Arc]]]]:
+    def _chains(self, price: float, family: tuple[int, bool] | None) -> list[tuple[float, list[tuple[int, _Arc]]]]:
         """Cheapest chain at a price for each way to store what is tied, best first; `family` = (zero, recompute)."""
         found = []
         for storage, zero in self._storages():
@@ -194,7 +210,7 @@ class StageScenario:
         tied = [t for t in self._tables if t.space.tied]
         if not tied:
             return [(-1, -1)]
-        count = len(tied[0].space.variables[tied[0].space.tied[0]].labels)
+        count = len(tied[0].space.variables[tied[0].space.tied[0]])
         return [(s, z) for s in range(count) for z in tied[0].around.pins.zero]
 
     def _chain(
@@ -216,7 +232,8 @@ class StageScenario:
         path = cheapest_path(problem, weights) if all(len(w) for w in weights) else None
         if path is None:
             return None
-        return path.cost, [(r, arcs[r][i]) for r, n in enumerate(path.counts) for i in np.flatnonzero(n)]
+        cost = sum(float(w @ n) for w, n in zip(weights, path.counts, strict=True))
+        return cost, [(r, arcs[r][i]) for r, n in enumerate(path.counts) for i in np.flatnonzero(n)]
 
     def _promising(self) -> Iterator[list[tuple[int, _Arc]]]:
         """Arcs of the cheapest chains at every price, over all modes and for each family of modes alone."""
@@ -242,37 +259,31 @@ class StageScenario:
     def _problem(self, runs: tuple[Run, ...], limit_bytes: int | None = None) -> StackProblem:
         entries = self._tables[0].states[0]
         exits = self._tables[-1].states[1]
-        return StackProblem(
-            runs, entries, exits, self.setting.num_microbatches, limit_bytes=limit_bytes
-        )
+        return StackProblem(runs, entries, exits, self.setting.num_microbatches, limit_bytes=limit_bytes)
 
     def _solve_stack(self, columns: tuple[tuple[Column, ...], ...], cutoff_s: float | None) -> StackSolution:
-        runs = tuple(
-            Run(run.count, self._choices(c)) for run, c in zip(self.runs, columns, strict=True)
-        )
-        return solve_stack(self._problem(runs, self.budget.limit_bytes), cutoff_s=cutoff_s)
+        runs = tuple(Run(run.count, self._choices(c)) for run, c in zip(self.runs, columns, strict=True))
+        options = StackOptions(cutoff_s=np.inf if cutoff_s is None else cutoff_s)
+        return solve_stack(self._problem(runs, self.budget.limit_bytes), options)
 
     def _choices(self, columns: tuple[Column, ...]) -> Choices:
         figures = [c.figures for c in columns]
         memory = [f.memory for f in figures]
-        whole = lambda values: np.array(list(values), dtype=np.int64)  # noqa: E731
         return Choices(
-            entry=whole(self._states[c.strategy.entry] for c in columns),
-            exit=whole(self._states[c.strategy.exit] for c in columns),
+            entry=_ints(self._states[c.strategy.entry] for c in columns),
+            exit=_ints(self._states[c.strategy.exit] for c in columns),
             micro_s=np.array([f.micro_s for f in figures]),
             step_s=np.array([f.step_s for f in figures]),
-            static_bytes=whole(m.parameters + m.optimizer for m in memory),
-            grad_bytes=whole(m.gradients for m in memory),
-            saved_bytes=whole(m.saved for m in memory),
-            transient_bytes=whole(m.transient for m in memory),
-            step_bytes=whole(m.step for m in memory),
-            ties=whole(c.tie for c in columns)[:, None],
+            static_bytes=_ints(m.parameters + m.optimizer for m in memory),
+            grad_bytes=_ints(m.gradients for m in memory),
+            saved_bytes=_ints(m.saved for m in memory),
+            transient_bytes=_ints(m.transient for m in memory),
+            step_bytes=_ints(m.step for m in memory),
+            ties=_ints(c.tie for c in columns)[:, None],
         )
 
 
-def _fits(
-    mode: Mode, price: float, family: tuple[int, bool] | None, tables: _RunTables, tied_zero: int
-) -> bool:
+def _fits(mode: Mode, price: float, family: tuple[int, bool] | None, tables: _RunTables, tied_zero: int) -> bool:
     """Whether a mode belongs to a price, a family and the ZeRO level of tied parameters."""
     if mode.byte_price_s != price or (tables.space.tied and mode.zero != tied_zero):
         return False
@@ -280,11 +291,21 @@ def _fits(
         return True
     pins = tables.around.pins
     allowed = family[0] in pins.zero and ("full" if family[1] else "none") in pins.recompute
-    return not allowed or (mode.zero, mode.recompute) == family or (bool(tables.space.tied) and mode.recompute == family[1])
+    return (
+        not allowed
+        or (mode.zero, mode.recompute) == family
+        or (bool(tables.space.tied) and mode.recompute == family[1])
+    )
+
+
+def _ints(values: Iterable[int]) -> NDArray[np.int64]:
+    return np.array(list(values), dtype=np.int64)
 
 
 def _bare(entry: list[int], exit_: list[int]) -> Choices:
     """Choices of which only the states matter."""
     n = len(entry)
     zero, nothing = np.zeros(n, dtype=np.int64), np.zeros(n)
-    return Choices(np.array(entry, dtype=np.int64), np.array(exit_, dtype=np.int64), nothing, nothing, zero, zero, zero, zero, zero)
+    return Choices(
+        np.array(entry, dtype=np.int64), np.array(exit_, dtype=np.int64), nothing, nothing, zero, zero, zero, zero, zero
+    )

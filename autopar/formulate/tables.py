@@ -25,9 +25,9 @@ from autopar.formulate.labels import LabelSpace, Option, Placed, at_cut
 from autopar.formulate.rates import ParameterRates
 from autopar.formulate.runs import Surroundings
 from autopar.graph import BROADCAST, DTYPE_BYTES, LayerClass, Layout, TensorSpec, local_shape
-from autopar.plan import MeshAxis
+from autopar.plan import MeshAxis, data_axes_of
 from autopar.shard.program import Call, Program
-from autopar.shard.relayout import is_legal
+from autopar.shard.relayout import plan_moves
 from autopar.shard.rules import rule_for
 
 Array = NDArray[np.float64]
@@ -76,7 +76,7 @@ class RelayoutPrices:
 
     def _learn(self, spec: TensorSpec, rows: list[Layout | None], columns: list[Layout | None], batch: int) -> None:
         new = [(s, t) for s in rows for t in columns if _key(spec, s, t, batch) not in self._known]
-        legal = [(s, t) for s, t in new if s is not None and t is not None and is_legal(s, t)]
+        legal = [(s, t) for s, t in new if s is not None and t is not None and plan_moves(s, t)]
         times = price_demands([relayout_demand(spec, s, t, self._mesh, batch) for s, t in legal], self._pricer)
         self._known.update({_key(spec, s, t, batch): (np.inf, np.inf) for s, t in new})
         seconds = zip(times.forward_s.tolist(), times.backward_s.tolist(), strict=True)
@@ -112,7 +112,7 @@ def space_costs(
     space: LabelSpace, around: Surroundings, setting: Setting, pricer: Pricer, relayouts: RelayoutPrices
 ) -> SpaceCosts:
     """Price every label and every pair of labels of a layer at the setting's microbatch."""
-    zeros = [np.zeros(len(v.labels)) for v in space.variables]
+    zeros = [np.zeros(len(v)) for v in space.variables]
     costs = SpaceCosts(space, list(zeros), list(zeros), list(zeros))
     _price_calls(costs, setting, pricer)
     for edge in space.edges:
@@ -129,11 +129,11 @@ def space_costs(
 
 def _passing(space: LabelSpace, around: Surroundings, setting: Setting, relayouts: RelayoutPrices) -> Array:
     """Seconds of relaying the values that pass the layer by, for each pair of states, shape (entry, exit)."""
-    before, behind = space.variables[space.entry].labels, space.variables[space.exit].labels
+    before, behind = space.variables[space.entry].layouts, space.variables[space.exit].layouts
     total = np.zeros((len(before), len(behind)))
     for value in around.passing:
-        sources = at_cut(value.spec, around.entry, before, value.main_in_front)  # type: ignore[arg-type]
-        targets = at_cut(value.spec, around.leave, behind, value.main_behind)  # type: ignore[arg-type]
+        sources = at_cut(value.spec, around.entry, before, value.main_in_front)
+        targets = at_cut(value.spec, around.leave, behind, value.main_behind)
         total += sum(relayouts.table(value.spec, sources, targets, setting.batch))
     return total
 
@@ -147,11 +147,9 @@ def _price_calls(costs: SpaceCosts, setting: Setting, pricer: Pricer) -> None:
     pending: list[tuple[Placed, Option]] = []
     for placed in space.placed:
         pending += [(placed, option) for option in dict.fromkeys(placed.options) if option is not None]
-    demands = [
-        call_demand(call_of(p, o, space.layer), program, setting.batch, setting.mesh) for p, o in pending
-    ]
+    demands = [call_demand(call_of(p, o, space.layer), program, setting.batch, setting.mesh) for p, o in pending]
     times = price_demands(demands, pricer)
-    seconds = {
+    seconds: dict[tuple[str, Option | None], tuple[float, float]] = {
         (p.op.name, o): (f, b)
         for (p, o), f, b in zip(pending, times.forward_s.tolist(), times.backward_s.tolist(), strict=True)
     }
@@ -184,7 +182,7 @@ def _saved(placed: Placed, space: LabelSpace, setting: Setting, seen: set[str]) 
         total += [_local_bytes(space.layer.values[name], x, setting) for x in layouts]
     for spec in placed.op.saved.extra:
         whole = spec.bytes_at(setting.batch)
-        total += [0.0 if o is None else whole * _share(placed, o, space, setting) for o in placed.options]
+        total += [0.0 if o is None else whole * _share(o, setting) for o in placed.options]
     return total
 
 
@@ -214,7 +212,7 @@ def _local_bytes(spec: TensorSpec, layout: Layout | None, setting: Setting) -> f
     return float(elements * DTYPE_BYTES[spec.dtype])
 
 
-def _share(placed: Placed, option: Option, space: LabelSpace, setting: Setting) -> float:
+def _share(option: Option, setting: Setting) -> float:
     """Share of the op's work that one rank does."""
     share = 1.0
     for factor, size in zip(option.factors, setting.sizes, strict=True):
@@ -246,20 +244,20 @@ def label_graph(
     if costs.passing is not None:
         ends = (space.entry, space.exit)
         pair[ends] = pair.get(ends, 0.0) + m * costs.passing[None]
-    sizes = tuple(len(v.labels) for v in space.variables)
+    sizes = tuple(len(v) for v in space.variables)
     return LabelGraph(sizes, dict(unary), dict(pair), (space.entry, space.exit, *space.tied))
 
 
 def _entry_cost(costs: SpaceCosts, around: Surroundings, setting: Setting, mode: Mode) -> Array:
     """inf where the mode's data axes are not those of the state; with recomputation the price of the kept inputs."""
     space, batch_dim = costs.space, around.entry.batch_dim
-    total = np.zeros(len(space.variables[space.entry].labels))
-    for i, state in enumerate(space.variables[space.entry].labels):
-        axes = tuple(a for a, p in enumerate(state) if p >= 0 and p == batch_dim)  # type: ignore[arg-type, operator]
+    total = np.zeros(len(space.variables[space.entry].layouts))
+    for i, state in enumerate(space.variables[space.entry].layouts):
+        axes = data_axes_of(state, batch_dim)
         if mode.zero and axes != mode.data_axes:
             total[i] = np.inf
         elif mode.recompute:
-            total[i] = mode.byte_price_s * _local_bytes(around.entry, state, setting)  # type: ignore[arg-type]
+            total[i] = mode.byte_price_s * _local_bytes(around.entry, state, setting)
     return total
 
 
@@ -274,7 +272,9 @@ def _stored_cost(spec: TensorSpec, layout: Layout, setting: Setting, mode: Mode,
     summed = frozenset(a for a, p in enumerate(layout) if p == BROADCAST) if spec.requires_grad else frozenset()
     if mode.zero >= 2 and spec.requires_grad and not summed.issuperset(mode.data_axes):
         return float("inf")  # FSDP shards every parameter of a layer over the same axes
-    rate = rates.of(mode.zero, tuple(sorted(summed & set(mode.data_axes))), tuple(sorted(summed - set(mode.data_axes))), spec)
+    rate = rates.of(
+        mode.zero, tuple(sorted(summed & set(mode.data_axes))), tuple(sorted(summed - set(mode.data_axes))), spec
+    )
     elements = _local_bytes(spec, layout, setting) / DTYPE_BYTES[spec.dtype]
     micro, step = rate.micro_s * setting.num_microbatches, rate.step_s
     return elements * (micro + step + mode.byte_price_s * rate.held_bytes)

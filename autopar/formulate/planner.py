@@ -1,0 +1,196 @@
+"""From a traced model and a cluster to a plan: the scenarios worth looking at, the search over them, the record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf, prod
+
+from autopar.cluster import Cluster
+from autopar.cost.pricer import Pricer
+from autopar.engine.search import Answer, Scenario, search
+from autopar.engine.stack_problem import Status
+from autopar.errors import ConfigError, InfeasibleError
+from autopar.formulate.assemble import assemble
+from autopar.formulate.config import Constraint, ManualConfig, parse_constraints
+from autopar.formulate.mesh import config_mesh, search_meshes
+from autopar.formulate.pins import Pins, pins_of, pins_of_constraints
+from autopar.formulate.runs import layer_runs
+from autopar.formulate.scenario import Budget, SolvedScenario, StageScenario
+from autopar.formulate.tables import RelayoutPrices, Setting
+from autopar.graph import OpGraph
+from autopar.plan import Fingerprint, MeshAxis, PlanRecord, Request
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Plans one model for one cluster. `request` says what for, `pricer` what things cost."""
+
+    graph: OpGraph
+    cluster: Cluster
+    pricer: Pricer
+    request: Request
+    trace_s: float = 0.0
+    profile: str = "roofline"
+
+    @property
+    def limit_bytes(self) -> int:
+        """Bytes of tensors a device may hold."""
+        device = self.cluster.device
+        return self.request.memory_limit_bytes or device.usable_bytes - device.reserve_bytes
+
+    def plan(self, config: ManualConfig | None = None, top: int = 1, time_limit_s: float | None = None) -> PlanRecord:
+        """The fastest plan under the limit, with `top - 1` alternatives.
+
+        Raises InfeasibleError, naming the limit and the smallest change that would do, where there is none.
+        """
+        began = time.process_time()
+        scenarios = list(self._scenarios(config, self.limit_bytes))
+        answer = search([_as_engine_scenario(s) for s in scenarios], top=top, time_limit_s=time_limit_s)
+        if answer.best is None:
+            raise InfeasibleError(self._why_infeasible(answer, scenarios))
+        records = [
+            self._record(found.payload, answer.lower_bound, began) for found in [answer.best, *answer.alternatives]
+        ]
+        return replace(records[0], alternatives=tuple(records[1:]))
+
+    def estimate(self, config: ManualConfig) -> PlanRecord:
+        """What a hand-written plan costs, feasible or not."""
+        began = time.process_time()
+        (scenario,) = self._scenarios(config, None)
+        solved = scenario.solve()
+        if solved.solution.status is not Status.OPTIMAL:
+            raise ConfigError(f"config can't be laid out on this model: {scenario.name}. Change a degree.")
+        return self._record(solved, None, began)
+
+    # --- scenarios ------------------------------------------------------------------------------------------------
+
+    def _scenarios(self, config: ManualConfig | None, limit: int | None) -> Iterator[StageScenario]:
+        if config is not None:
+            yield self._configured(config, limit)
+            return
+        constraints = parse_constraints(list(self.request.constraints))
+        budget = Budget(limit, self.request.policy, self.request.optimizer)
+        for mesh in search_meshes(self.cluster, self.request.devices):
+            pins = pins_of_constraints(constraints, mesh)
+            if pins is None:
+                continue
+            runs = layer_runs(self.graph, [pins] * len(self.graph.layers))
+            relayouts = RelayoutPrices(self.pricer, mesh)
+            for count in self._microbatch_counts(mesh, pins, constraints):
+                setting = Setting(mesh, self.request.global_batch // count, count)
+                yield StageScenario(runs, setting, self.pricer, budget, relayouts)
+
+    def _microbatch_counts(
+        self, mesh: tuple[MeshAxis, ...], pins: Pins, constraints: Sequence[Constraint]
+    ) -> list[int]:
+        batch = self.request.global_batch
+        size = next((int(c.value) for c in constraints if c.key == "microbatch_size" and not c.pattern), None)
+        if size is not None:
+            inner = () if pins.tensor_axes is None and len(mesh) < 2 else pins.tensor_axes or (len(mesh) - 1,)
+            ways = prod(axis.size for i, axis in enumerate(mesh) if i not in inner)
+            return (
+                [batch // (size * ways)]
+                if batch % (size * ways) == 0 and self._may_split(batch // (size * ways))
+                else []
+            )
+        return [m for m in range(1, batch + 1) if batch % m == 0 and self._may_split(m)]
+
+    def _may_split(self, count: int) -> bool:
+        return count == 1 or self.graph.separable
+
+    def _configured(self, config: ManualConfig, limit: int | None) -> StageScenario:
+        config = config.fit(self.cluster.devices, self.request.global_batch)
+        _refuse_unsupported(config)
+        count = self.request.global_batch // (config.dp * config.microbatch_size)
+        if not self._may_split(count):
+            raise ConfigError(
+                f"microbatch_size={config.microbatch_size} makes {count} microbatches, but the batch can't be split in "
+                f"time: {self.graph.why_not_separable}. Give microbatch_size={self.request.global_batch // config.dp}."
+            )
+        blocks = block_indices(self.graph)
+        batch = self.request.global_batch // count
+        too_many = {d for d in (config.for_block(i, config.devices).dp for i in range(len(blocks))) if batch % d}
+        if too_many:
+            raise ConfigError(
+                f"layers: a global microbatch of dp*microbatch_size = {batch} sequences can't be split over dp = "
+                f"{max(too_many)}; give microbatch_size={max(too_many) * config.microbatch_size // config.dp} or more."
+            )
+        mesh = config_mesh(config, len(blocks))
+        pins = [
+            pins_of(config, blocks.index(i) if i in blocks else None, mesh, len(blocks))
+            for i in range(len(self.graph.layers))
+        ]
+        runs = layer_runs(self.graph, pins)
+        setting = Setting(mesh, batch, count)
+        budget = Budget(limit, self.request.policy, self.request.optimizer)
+        return StageScenario(runs, setting, self.pricer, budget, RelayoutPrices(self.pricer, mesh))
+
+    # --- answers --------------------------------------------------------------------------------------------------
+
+    def _record(self, solved: SolvedScenario, bound_s: float | None, began: float) -> PlanRecord:
+        return assemble(
+            solved, self.graph, self.cluster, self.request,
+            Fingerprint(self.graph.digest, self.profile, self.cluster.device.name),
+            limit_bytes=self.limit_bytes, assumptions=self._assumptions(), lower_bound_s=bound_s,
+            trace_s=self.trace_s, search_s=time.process_time() - began,
+        )  # fmt: skip
+
+    def _assumptions(self) -> tuple[str, ...]:
+        found = list(self.graph.assumptions)
+        if not self.graph.separable:
+            found.append(f"one microbatch: {self.graph.why_not_separable}")
+        return tuple(found)
+
+    def _why_infeasible(self, answer: Answer, scenarios: Sequence[StageScenario]) -> str:
+        if not scenarios:
+            return (
+                f"no mesh of {self.request.devices} devices and global batch {self.request.global_batch} meets the "
+                f"constraints {list(self.request.constraints)}; drop one."
+            )
+        least = min((s.solve().solution.peak_bytes or inf for s in scenarios), default=inf)
+        if least == inf:
+            return f"no legal plan on {self.request.devices} devices; {answer.knob}"
+        return (
+            f"memory is the binding limit: every plan on {self.request.devices} x {self.cluster.device.name} "
+            f"needs at least {least / GIB:.2f} GiB of tensors a device, the limit is {self.limit_bytes / GIB:.2f} GiB. "
+            f"The smallest change that would do: a memory limit of {least / GIB:.2f} GiB, or more devices."
+        )
+
+
+def _as_engine_scenario(scenario: StageScenario) -> Scenario:
+    return Scenario(scenario.name, scenario.bound_s, scenario.solve)
+
+
+def block_indices(graph: OpGraph) -> list[int]:
+    """Layers that `layers=` and `full:N` count: those of classes that repeat, or all where none does."""
+    classes = [layer.class_index for layer in graph.layers]
+    repeated = [i for i, c in enumerate(classes) if classes.count(c) > 1]
+    return repeated or list(range(len(classes)))
+
+
+def _refuse_unsupported(config: ManualConfig) -> None:
+    """Say which keys this version can't plan."""
+    wanted = {
+        "cp": 1,
+        "ep": 1,
+        "pp": 1,
+        "virtual_stages": 1,
+        "offload": "none",
+        "zero_group": "all",
+        "stage_layers": "",
+    }
+    mistakes = [
+        f"{key}={getattr(config, key)}: not supported in this version; give {value or 'nothing'}"
+        for key, value in wanted.items()
+        if getattr(config, key) != value
+    ]
+    if config.recompute == "selective":
+        mistakes.append("recompute=selective: not supported in this version; give none, full or full:N")
+    if config.framework != "autopar":
+        mistakes.append(f"framework={config.framework}: not supported in this version; give autopar")
+    if mistakes:
+        raise ConfigError(*mistakes)

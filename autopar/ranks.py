@@ -1,0 +1,84 @@
+"""The ranks of this torchrun job: their devices, and what they do together before training."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from autopar.cluster import Cluster, load_cluster
+from autopar.cost.measured import MeasuredPricer
+from autopar.cost.pricer import Pricer
+from autopar.cost.roofline import RooflinePricer
+from autopar.errors import AutoparError
+from autopar.measure.local import local_cluster
+from autopar.measure.profile import Profile
+from autopar.measure.session import measuring, serve
+
+LOCAL = "local"
+Result = TypeVar("Result")
+
+
+def local_device() -> torch.device:
+    """The device of this rank: the cuda device of its local rank where there is one, else the cpu."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    return torch.device("cpu")
+
+
+def join_job() -> int:
+    """Number of ranks; under torchrun the default process group is made if the script has not done so."""
+    if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        device = local_device()
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+@contextmanager
+def pricing(cluster: Cluster, profile: str | Path | None) -> Iterator[Pricer]:
+    """Prices on `cluster`: by timings where there are some (this machine's own, or a profile), else by datasheet."""
+    roofline = RooflinePricer(cluster)
+    if profile is not None:
+        yield MeasuredPricer(Profile.load(profile), roofline)
+    elif cluster.name == LOCAL:
+        with measuring(local_device()) as session:
+            yield MeasuredPricer.on_this_machine(roofline, session)
+    else:
+        yield roofline
+
+
+def find_cluster(cluster: Cluster | str | Path) -> Cluster:
+    """A cluster by name or file; `local` is this machine with the ranks of the job."""
+    if isinstance(cluster, Cluster):
+        return cluster
+    if str(cluster) == LOCAL:
+        return local_cluster(local_device(), join_job())
+    return load_cluster(str(cluster))
+
+
+def on_rank_0(work: Callable[[], Result], cluster: Cluster) -> Result:
+    """Do `work` on rank 0, give every rank its result; the others time operators meanwhile if rank 0 asks.
+
+    Outside a job, and for clusters other than `local`, every process just does it. An error of rank 0 is raised on all.
+    """
+    if cluster.name != LOCAL or join_job() == 1:
+        return work()
+    box: list[Result | AutoparError | None] = [None]
+    if dist.get_rank() == 0:
+        try:
+            box = [work()]
+        except AutoparError as error:
+            box = [error]
+    else:
+        serve(local_device())
+    dist.broadcast_object_list(box, 0, device=local_device())
+    if isinstance(box[0], AutoparError):
+        raise box[0]
+    return box[0]  # type: ignore[return-value]
