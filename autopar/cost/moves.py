@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from autopar.cost.demand import Demand
-from autopar.errors import PlanError
-from autopar.graph import DTYPE_BYTES, CollectiveKey, Layout, Operand, OpKey, TensorSpec, layout_text, local_shape
+from autopar.graph import DTYPE_BYTES, CollectiveKey, Layout, Operand, OpKey, TensorSpec, local_shape
 from autopar.plan import MeshAxis
 from autopar.shard.program import Move
 from autopar.shard.relayout import LOCAL_MOVES, after, gradient_layout, held_layout, plan_moves
@@ -18,14 +17,9 @@ Shape = tuple[int, ...]
 def relayout_demand(spec: TensorSpec, source: Layout, target: Layout, mesh: Sequence[MeshAxis], batch: int) -> Demand:
     """Demand of putting a value of (global) `spec` from one layout into another at `batch` samples.
 
-    The backward counts only where a gradient flows. Raises PlanError where the change is illegal.
+    The backward counts only where a gradient flows.
     """
     moves = plan_moves(source, target)
-    if moves is None:
-        raise PlanError(
-            f"a value can't be put from layout {layout_text(source)} into {layout_text(target)}: "
-            "a split never becomes partial. Choose another target layout."
-        )
     forward_ops, forward = _walk(spec, held_layout(source), moves.forward, mesh, batch)
     if not spec.requires_grad:
         return Demand(forward_ops=forward_ops, forward_collectives=forward)

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from autopar.cost.measured import MeasuredPricer
+from autopar.cost.roofline import RooflinePricer
+from autopar.cost.sampling import HEAVY_LIMIT, POINTS, collectives_to_time, ops_to_time
+from autopar.graph import CollectiveKey, Operand, OpKey
+from autopar.measure.profile import Environment, Profile, Sample, Timing
+from autopar.measure.store import Store
+from tests.cost.small import cluster
+
+HERE = Environment("round", "cpu", "2.13.0", 1, 1)
+ROOFLINE = RooflinePricer(cluster())
+
+
+def product(n: int) -> OpKey:
+    return OpKey("aten.mm.default", (Operand((n, n), "float32", True),) * 2)
+
+
+def gelu(n: int) -> OpKey:
+    return OpKey("aten.gelu.default", (Operand((n,), "float32", True),))
+
+
+class Doubling:
+    """A session on a machine that takes exactly twice (backward: three times) the roofline's seconds."""
+
+    environment = HERE
+
+    def __init__(self) -> None:
+        self.asked: list[OpKey] = []
+
+    def ops(self, keys: Sequence[OpKey]) -> dict[OpKey, Timing]:
+        self.asked += keys
+        found = ROOFLINE.ops(keys)
+        return {
+            key: Timing(Sample((2 * forward_s,)), Sample((3 * backward_s,)))
+            for key, forward_s, backward_s in zip(
+                keys, found.forward_s.tolist(), found.backward_s.tolist(), strict=True
+            )
+        }
+
+    def collectives(self, keys: Sequence[CollectiveKey]) -> dict[CollectiveKey, Timing]:
+        return {key: Timing(Sample((key.bytes * 1e-9 + 1e-4,))) for key in keys}
+
+
+def pricer(tmp_path: Path, session: Doubling | None) -> MeasuredPricer:
+    if session is None:
+        return MeasuredPricer(Profile(HERE, {}), ROOFLINE)
+    return MeasuredPricer.on_this_machine(ROOFLINE, session, Store(tmp_path / "store"))
+
+
+def test_nothing_timed_is_the_fallback() -> None:
+    """Without timings and session the roofline's seconds come out, under its name."""
+    found = pricer(Path(), None).ops([product(64), gelu(1000)])
+    assert found.forward_s.tolist() == ROOFLINE.ops([product(64), gelu(1000)]).forward_s.tolist()
+    assert found.sources == ["roofline", "roofline"]
+
+
+def test_heavy_ops_are_timed_and_light_ones_fitted(tmp_path: Path) -> None:
+    """Products are exact; of thirty sizes of gelu a few are timed, and the rest lies on the curve through them."""
+    keys = [product(n) for n in (64, 128, 256)] + [gelu(1000 * n) for n in range(1, 31)]
+    session = Doubling()
+    found = pricer(tmp_path, session).ops(keys)
+    expected = ROOFLINE.ops(keys)
+    assert found.forward_s == pytest.approx(2 * expected.forward_s, rel=0.02)
+    assert found.backward_s == pytest.approx(3 * expected.backward_s, rel=0.02)
+    assert found.sources[:3] == ["measured"] * 3
+    assert sorted(set(found.sources[3:])) == ["fitted", "measured"]
+    assert len(session.asked) == 3 + POINTS
+
+
+def test_second_run_times_nothing(tmp_path: Path) -> None:
+    """What the store knows isn't taken again."""
+    pricer(tmp_path, Doubling()).ops([product(64), gelu(1000)])
+    again = Doubling()
+    found = pricer(tmp_path, again).ops([product(64), gelu(1000)])
+    assert again.asked == []
+    assert found.sources == ["measured", "measured"]
+
+
+def test_prices_stay_while_the_pricer_lives(tmp_path: Path) -> None:
+    """New timings of a kind don't change what was already said."""
+    one = pricer(tmp_path, Doubling())
+    first = one.ops([gelu(1000)]).forward_s[0]
+    one.ops([gelu(n) for n in (10, 10**4, 10**5, 10**6, 990)])
+    assert one.ops([gelu(1000)]).forward_s[0] == first
+
+
+def test_beyond_the_timed_sizes_is_extrapolated(tmp_path: Path) -> None:
+    """A profile of small sizes prices a large one in proportion, and says so."""
+    pricer(tmp_path, Doubling()).ops([gelu(10**6), gelu(10**5)])
+    profile = Store(tmp_path / "store").profile(HERE)
+    found = MeasuredPricer(profile, ROOFLINE).ops([gelu(10**8), gelu(3 * 10**5)])
+    assert found.sources == ["extrapolated", "fitted"]
+    assert found.forward_s[0] == pytest.approx(2 * ROOFLINE.ops([gelu(10**8)]).forward_s[0], rel=0.01)
+
+
+def test_failed_timings_price_nothing() -> None:
+    """A key that could not be run falls back."""
+    found = MeasuredPricer(Profile(HERE, {product(64): Timing(failed="no")}), ROOFLINE).ops([product(64)])
+    assert found.sources == ["roofline"]
+
+
+def test_too_many_heavy_ops_are_spread() -> None:
+    """More shapes than the limit: at most that many of them are timed, from the smallest to the largest."""
+    keys = [product(n) for n in range(1, 1001)]
+    chosen = ops_to_time(keys, ROOFLINE.ops(keys).forward_s.tolist(), [])
+    assert POINTS < len(chosen) <= HEAVY_LIMIT
+    assert {product(1), product(1000)} <= set(chosen)
+
+
+def test_very_long_ops_are_not_timed() -> None:
+    """An op predicted to take minutes is left to the curve."""
+    assert ops_to_time([product(64), product(100)], [1e-3, 100.0], []) == [product(64)]
+
+
+def test_collectives_are_timed_on_a_ladder(tmp_path: Path) -> None:
+    """Any size lies between two rungs a factor of eight apart; the seconds between are near the true ones."""
+    keys = [CollectiveKey("all_reduce", n, 2, 1) for n in (5000, 10**6)] + [CollectiveKey("all_reduce", 100, 1, 1)]
+    assert {k.bytes for k in collectives_to_time(keys, [])} == {8**4, 8**5, 8**6, 8**7}
+    found = pricer(tmp_path, Doubling()).collectives(keys)
+    assert found.sources == ["fitted", "fitted", "roofline"]
+    assert found.seconds == pytest.approx([1.05e-4, 1.1e-3, 0], rel=0.1)
