@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import combinations_with_replacement, pairwise, permutations, product
+from itertools import pairwise, product
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.engine.label_graph import LabelGraph
-from autopar.engine.stack_problem import StackProblem
+from autopar.engine.stack_problem import Run, StackProblem
 
 
 def minimum_table(graph: LabelGraph) -> NDArray[np.float64]:
@@ -39,12 +38,16 @@ class StackOptimum:
 
 
 def best_stack(problem: StackProblem) -> StackOptimum:
-    """The best stack by trying every sequence of choices, one for each layer."""
+    """The best stack by trying every way to put a choice on each layer.
+
+    Ways through a run that differ in order only count once: neither seconds nor bytes depend on the order.
+    """
     objectives: list[float] = []
     peaks: list[int] = []
-    for picks in product(*(_sequences(len(run.choices.micro_s), run.count) for run in problem.runs)):
-        if not _legal(problem, picks):
+    for ways in product(*(_ways(run) for run in problem.runs)):
+        if not _legal(problem, ways):
             continue
+        picks = tuple(way.picks for way in ways)
         peak = _peak_bytes(problem, picks)
         peaks.append(peak)
         if problem.limit_bytes is None or peak <= problem.limit_bytes:
@@ -52,22 +55,38 @@ def best_stack(problem: StackProblem) -> StackOptimum:
     return StackOptimum(min(objectives, default=None), min(peaks, default=None))
 
 
-def _sequences(choices: int, count: int) -> Iterator[tuple[int, ...]]:
-    for multiset in combinations_with_replacement(range(choices), count):
-        yield from sorted(set(permutations(multiset)))
+@dataclass(frozen=True, order=True)
+class _Way:
+    """A way through a run: the state in front, the state behind and the choices, sorted."""
+
+    entry: int
+    exit: int
+    picks: tuple[int, ...]
 
 
-def _legal(problem: StackProblem, picks: tuple[tuple[int, ...], ...]) -> bool:
-    layers = [(run.choices, c) for run, sequence in zip(problem.runs, picks, strict=True) for c in sequence]
-    states = [(int(choices.entry[c]), int(choices.exit[c])) for choices, c in layers]
-    ends = states[0][0] in problem.entry_states and states[-1][1] in problem.exit_states
-    if not ends or any(before[1] != after[0] for before, after in pairwise(states)):
+def _ways(run: Run) -> list[_Way]:
+    choices = run.choices
+    ways = {_Way(int(choices.entry[c]), int(choices.exit[c]), (c,)) for c in range(len(choices))}
+    for _ in range(run.count - 1):
+        ways = {
+            _Way(way.entry, int(choices.exit[c]), tuple(sorted((*way.picks, c))))
+            for way in ways
+            for c in range(len(choices))
+            if choices.entry[c] == way.exit
+        }
+    return sorted(ways)
+
+
+def _legal(problem: StackProblem, ways: tuple[_Way, ...]) -> bool:
+    ends = ways[0].entry in problem.entry_states and ways[-1].exit in problem.exit_states
+    if not ends or any(before.exit != after.entry for before, after in pairwise(ways)):
         return False
     tied: dict[int, set[int]] = {}
-    for choices, c in layers:
-        for tie, value in enumerate(choices.ties[c].tolist()):
-            if value >= 0:
-                tied.setdefault(tie, set()).add(value)
+    for run, way in zip(problem.runs, ways, strict=True):
+        for c in way.picks:
+            for tie, value in enumerate(run.choices.ties[c].tolist()):
+                if value >= 0:
+                    tied.setdefault(tie, set()).add(value)
     return all(len(values) == 1 for values in tied.values())
 
 
@@ -88,7 +107,8 @@ def _peak_bytes(problem: StackProblem, picks: tuple[tuple[int, ...], ...]) -> in
 
     everywhere = range(len(runs))
     static = problem.fixed_bytes + total("static_bytes", everywhere)
-    moments = [static + total("grad_bytes", everywhere) + max(int(x.step_bytes[c]) for x, p in zip(runs, picks) for c in p)]
+    temporaries = max(int(runs[r].step_bytes[c]) for r in everywhere for c in picks[r])
+    moments = [static + total("grad_bytes", everywhere) + temporaries]
     for r in everywhere:
         held = everywhere if problem.num_microbatches > 1 else range(r, len(runs))
         transient = max(int(runs[r].transient_bytes[c]) for c in picks[r])

@@ -94,6 +94,11 @@ class StackProblem:
         choices = self.runs[run].choices
         return self.num_microbatches * choices.micro_s + choices.step_s
 
+    @property
+    def states(self) -> int:
+        """One more than the largest state of any choice."""
+        return 1 + max(int(side.max(initial=0)) for run in self.runs for side in (run.choices.entry, run.choices.exit))
+
     def held_bytes(self) -> list[list[Ints]]:
         """For each moment and each run, the bytes (C,) that one layer of each choice holds then.
 
@@ -110,30 +115,33 @@ class StackProblem:
         return held + choices.saved_bytes if run <= moment and not at_step else held
 
 
-Counts: TypeAlias = tuple[Ints, ...]
-"""For each run (C,): how many of its layers take each choice."""
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """`counts[r]` (C,): how many layers of run r take each choice; `starts[r]`: the state in front of run r."""
+
+    counts: tuple[Ints, ...]
+    starts: tuple[int, ...]
 
 
-def objective_s(problem: StackProblem, counts: Counts) -> float:
+def objective_s(problem: StackProblem, flow: Flow) -> float:
     """Seconds a step."""
-    return problem.fixed_s + sum(float(problem.seconds(r) @ n) for r, n in enumerate(counts))
+    return problem.fixed_s + sum(float(problem.seconds(r) @ n) for r, n in enumerate(flow.counts))
 
 
-def moment_bytes(problem: StackProblem, counts: Counts) -> list[int]:
+def moment_bytes(problem: StackProblem, flow: Flow) -> list[int]:
     """Bytes held at each moment: the runs in order, then the optimizer step."""
-    used = [n > 0 for n in counts]
-    extra = [int(run.choices.transient_bytes[u].max()) for run, u in zip(problem.runs, used, strict=True)]
-    extra.append(max(int(run.choices.step_bytes[u].max()) for run, u in zip(problem.runs, used, strict=True)))
-    held = problem.held_bytes()
+    used = [run.choices.take(np.flatnonzero(n)) for run, n in zip(problem.runs, flow.counts, strict=True)]
+    extra = [int(choices.transient_bytes.max()) for choices in used]
+    extra.append(max(int(choices.step_bytes.max()) for choices in used))
     return [
-        problem.fixed_bytes + extra[m] + sum(int(b @ n) for b, n in zip(held[m], counts, strict=True))
-        for m in range(len(held))
+        problem.fixed_bytes + most + sum(int(b @ n) for b, n in zip(held, flow.counts, strict=True))
+        for most, held in zip(extra, problem.held_bytes(), strict=True)
     ]
 
 
-def ties_agree(problem: StackProblem, counts: Counts) -> bool:
+def ties_agree(problem: StackProblem, flow: Flow) -> bool:
     """Whether all used choices have one value for each tie."""
-    values = np.concatenate([run.choices.ties[n > 0] for run, n in zip(problem.runs, counts, strict=True)])
+    values = np.concatenate([run.choices.ties[n > 0] for run, n in zip(problem.runs, flow.counts, strict=True)])
     return all(len(np.unique(column[column >= 0])) <= 1 for column in values.T)
 
 
@@ -157,7 +165,7 @@ class StackSolution:
 
     `walks[r]` lists (choice, number of consecutive layers) of run r in order; empty without an answer.
     `lower_bound_s` is proven. `peak_bytes` is that of the answer; when infeasible, the smallest that can be reached,
-    or None when states or ties already forbid every stack. `binding` names the moment of that peak: the index of a
+    or None where it wasn't asked for or states or ties already forbid every stack. `binding` names the moment of that peak: the index of a
     run, or `len(runs)` for the optimizer step.
     """
 
