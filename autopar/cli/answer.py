@@ -1,0 +1,91 @@
+"""What commands return and share: the answer, what this version lacks, reading arguments, writing results."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from autopar import __version__
+from autopar import cluster as hardware
+from autopar.errors import AutoparError, ConfigError
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command found out: as text for people, as plain data for `--json`."""
+
+    text: str
+    data: Any
+    as_json: bool = False
+
+
+class Unavailable(AutoparError):
+    """This version can't do that yet."""
+
+    exit_code = 1
+
+
+def unavailable(what: str, instead: str) -> NoReturn:
+    """Say honestly that this version can't do `what`, and what can be done instead."""
+    raise Unavailable(f"autopar {__version__} has no {what} yet; {instead}.")
+
+
+@contextmanager
+def work() -> Iterator[None]:
+    """Whatever libraries print while working goes to standard error."""
+    with redirect_stdout(sys.stderr):
+        yield
+
+
+def speaks() -> bool:
+    """Whether this process is the one of a torchrun job that prints and writes."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def load(spec: str, seq_len: int | None) -> dict[str, Any]:
+    """The model and its inputs, as planning wants them."""
+    from autopar.trace.spec import load_model
+
+    loaded = load_model(spec, seq_len=seq_len)
+    return {"model": loaded.model, "example_inputs": loaded.inputs, "name": loaded.name}
+
+
+def cluster_of(name: str, changes: str | None) -> Any:
+    """The cluster of `--cluster`, changed by `--what-if`; `local` is left to planning, which knows the job."""
+    if name == "local":
+        if changes:
+            raise ConfigError(f"--what-if {changes!r}: not for the local machine; name a cluster")
+        return name
+    cluster = hardware.load_cluster(name)
+    return hardware.what_if(cluster, changes) if changes else cluster
+
+
+def config_of(text: str) -> Any:
+    """The plan of `--config`."""
+    from autopar.formulate.config import ManualConfig
+
+    return ManualConfig.parse(text)
+
+
+def check_targets(*paths: Path | None) -> None:
+    """Refuse files that can't be written before the work begins."""
+    bad = [path for path in paths if path and (path.is_dir() or not path.absolute().parent.is_dir())]
+    if bad:
+        raise ConfigError(*(f"{path}: can't be written; give a file in a folder that exists" for path in bad))
+
+
+def write(found: Any, output: Path | None, report: Path | None, timeline: Path | None) -> None:
+    """Write a plan to the files that were asked for, once a job."""
+    if not speaks():
+        return
+    if output:
+        found.save(output)
+    if report:
+        found.report(report)
+    if timeline:
+        found.timeline(timeline)

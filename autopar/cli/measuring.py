@@ -1,0 +1,67 @@
+"""Commands that measure, and compare with measurements: profile, profile-collectives, validate, validate-ops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from autopar.cli.answer import Answer, check_targets, cluster_of, load, unavailable, work
+from autopar.cli.options import ClusterName, DtypeName, GlobalBatch, Json, Model, OutFile, ReportFile, Rows, SeqLen
+
+
+def profile(
+    model: Model,
+    cluster: ClusterName,
+    global_batch: GlobalBatch,
+    device: Annotated[Literal["cpu", "cuda"] | None, typer.Option("--device", help="Where to measure.")] = None,
+    seq_len: SeqLen = None,
+    dtype: DtypeName = "bf16",
+    output: OutFile = None,
+) -> Answer:
+    """Measure the operators that planning this would ask for."""
+    check_targets(output)
+    where = cluster_of(cluster, None)
+    with work():
+        from autopar import api
+
+        text = api.profile(
+            **load(model, seq_len),
+            cluster=where,
+            global_batch=global_batch,
+            dtype=dtype,
+            device=device,
+            output=output,
+        )
+        return Answer(text, {"output": str(output) if output else None})
+
+
+def profile_collectives(output: OutFile = None) -> Answer:
+    """Measure collectives over the processes of this job (start it with torchrun)."""
+    del output
+    unavailable("profile-collectives", "plan with the cluster's datasheet links")
+
+
+def validate(rows: Rows, report: ReportFile = None, as_json: Json = False) -> Answer:
+    """Compare predictions with measured training and memory rows."""
+    from autopar.rows import STEP_KINDS, read_tables
+
+    count = sum(len(table.rows) for table in read_tables(rows, STEP_KINDS))
+    del report, as_json
+    unavailable(f"validate (its {count} rows are readable)", "run `autopar estimate` for the runs you know")
+
+
+def validate_ops(
+    rows: Rows,
+    fit: Annotated[list[Path] | None, typer.Option("--fit", help="Rows to take as a device's profile.")] = None,
+    exclude_device: Annotated[list[str] | None, typer.Option("--exclude-device", help="Leave its rows out.")] = None,
+    report: ReportFile = None,
+    as_json: Json = False,
+) -> Answer:
+    """Compare predictions with measured operators and collectives."""
+    from autopar.rows import OP_KINDS, read_tables
+
+    count = sum(len(table.rows) for table in read_tables([*rows, *(fit or [])], OP_KINDS))
+    del exclude_device, report, as_json
+    unavailable(f"validate-ops (its {count} rows are readable)", "compare with `autopar profile`")

@@ -1,0 +1,152 @@
+"""Commands that plan: plan, estimate, scale, search."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autopar.cli.answer import Answer, check_targets, cluster_of, config_of, load, unavailable, work, write
+from autopar.cli.options import (
+    OBJECTIVES,
+    ClusterName,
+    ConfigText,
+    DtypeName,
+    GlobalBatch,
+    Json,
+    MemoryLimit,
+    Model,
+    Objective,
+    OptimizerName,
+    OutFile,
+    ProfileFile,
+    ReportFile,
+    SeqLen,
+    TimelineFile,
+)
+
+
+def plan(
+    model: Model,
+    cluster: ClusterName,
+    global_batch: GlobalBatch,
+    seq_len: SeqLen = None,
+    dtype: DtypeName = "bf16",
+    optimizer: OptimizerName = "adamw",
+    memory_limit: MemoryLimit = None,
+    config: ConfigText = None,
+    constraint: Annotated[
+        list[str] | None,
+        typer.Option("--constraint", metavar="<str>", help="[PATTERN:](KEY=VALUE | replicate); repeat for more."),
+    ] = None,
+    objective: Annotated[
+        Objective, typer.Option("--objective", metavar="OBJECTIVE", help=f"What to make best: {', '.join(OBJECTIVES)}.")
+    ] = "step_time",
+    profile: ProfileFile = None,
+    top: Annotated[int, typer.Option("--top", min=1, help="How many plans to show.")] = 1,
+    allow_inexact: Annotated[
+        bool, typer.Option("--allow-inexact", help="Admit plans that change what is computed.")
+    ] = False,
+    what_if: Annotated[
+        str | None, typer.Option("--what-if", help="Scale the cluster: network=0.8,memory=0.9,compute=1.2.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the search.")] = 0,
+    time_limit: Annotated[
+        float | None, typer.Option("--time-limit", min=0.0, help="Seconds to search at most.")
+    ] = None,
+    output: OutFile = None,
+    report: ReportFile = None,
+    timeline: TimelineFile = None,
+    as_json: Json = False,
+) -> Answer:
+    """Find the best plan for a model on a cluster."""
+    check_targets(output, report, timeline)
+    where, pinned = cluster_of(cluster, what_if), config_of(config) if config else None
+    with work():
+        from autopar import api
+
+        found = api.plan(
+            **load(model, seq_len),
+            cluster=where,
+            global_batch=global_batch,
+            optimizer=optimizer,
+            dtype=dtype,
+            memory_limit=memory_limit,
+            objective=objective,
+            constraints=constraint or [],
+            config=pinned,
+            profile=profile,
+            top=top,
+            allow_inexact=allow_inexact,
+            seed=seed,
+            time_limit_s=time_limit,
+        )
+        write(found, output, report, timeline)
+        return Answer(found.explain(), found.to_json(), as_json)
+
+
+def estimate(
+    model: Model,
+    cluster: ClusterName,
+    global_batch: GlobalBatch,
+    config: Annotated[str, typer.Option("--config", help="The plan to predict, such as dp=8,tp=8,zero=1.")],
+    seq_len: SeqLen = None,
+    dtype: DtypeName = "bf16",
+    optimizer: OptimizerName = "adamw",
+    memory_limit: MemoryLimit = None,
+    profile: ProfileFile = None,
+    straggler: Annotated[
+        float | None, typer.Option("--straggler", min=1.0, help="How much slower the slowest device is.")
+    ] = None,
+    timeline: TimelineFile = None,
+    as_json: Json = False,
+) -> Answer:
+    """Predict step time and memory of a hand-written plan."""
+    if straggler is not None:
+        unavailable("estimate --straggler", "leave it out")
+    check_targets(timeline)
+    where, wanted = cluster_of(cluster, None), config_of(config)
+    with work():
+        from autopar import api
+
+        found = api.estimate(
+            **load(model, seq_len),
+            cluster=where,
+            global_batch=global_batch,
+            config=wanted,
+            optimizer=optimizer,
+            dtype=dtype,
+            memory_limit=memory_limit,
+            profile=profile,
+        )
+        write(found, None, None, timeline)
+        return Answer(found.explain(), found.to_json(), as_json)
+
+
+def scale(
+    model: Model,
+    devices: Annotated[str, typer.Option("--devices", help="First and last size, such as 8..4096.")],
+    device: Annotated[str, typer.Option("--device", help="A name from `autopar devices`.")],
+    global_batch: GlobalBatch,
+    as_json: Json = False,
+) -> Answer:
+    """Show the best plan by size of the cluster."""
+    del model, devices, device, global_batch, as_json
+    unavailable("scale", "run `autopar plan` for each size")
+
+
+def search(
+    jobs: Annotated[list[Path], typer.Argument(metavar="JOB.toml...", help="Job files.")],
+    workers: Annotated[int, typer.Option("--workers", min=1, help="Processes to search with.")] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep the points that are done.")] = False,
+    ray: Annotated[bool, typer.Option("--ray", help="Spread the work over a Ray cluster.")] = False,
+) -> Answer:
+    """Check job files and the points they ask for."""
+    from autopar.jobs import read_jobs
+
+    points = sum(len(job.points) for job in read_jobs(jobs))
+    del workers, resume, ray
+    unavailable(
+        f"search (the {len(jobs)} files are in order and ask for {points} plans)", "run `autopar plan` for each"
+    )

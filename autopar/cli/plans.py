@@ -1,0 +1,46 @@
+"""Commands that read plans: explain, diff, check, export."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from autopar.cli.answer import Answer, cluster_of, unavailable
+from autopar.cli.options import ClusterName, PlanFile
+
+
+def explain(plan: PlanFile) -> Answer:
+    """Say in words what a plan does, and what it is predicted to cost."""
+    from autopar.plan import PlanRecord
+    from autopar.report.explain import explain as words
+
+    record = PlanRecord.load(plan)
+    return Answer(words(record), record.to_json())
+
+
+def diff(plan: PlanFile, other: PlanFile) -> Answer:
+    """Say in words how two plans differ."""
+    from autopar.plan import PlanRecord
+
+    PlanRecord.load(plan), PlanRecord.load(other)
+    unavailable("diff", "compare what `autopar explain` says of each")
+
+
+def check(plan: PlanFile, cluster: ClusterName) -> Answer:
+    """Predict a plan anew for a cluster."""
+    from autopar.plan import PlanRecord
+
+    PlanRecord.load(plan), cluster_of(cluster, None)
+    unavailable("check", "run `autopar estimate` with the plan's configuration")
+
+
+def export(
+    plan: PlanFile,
+    to: Annotated[Literal["torchtitan", "megatron", "deepspeed"], typer.Option("--to", help="For which framework.")],
+) -> Answer:
+    """Write a plan as another framework's settings."""
+    from autopar.plan import PlanRecord
+
+    PlanRecord.load(plan)
+    unavailable(f"export to {to}", "read the degrees from `autopar explain`")
