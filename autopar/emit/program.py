@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -59,8 +60,9 @@ class _Writer:
 
     def write(self) -> fx.GraphModule:
         program = self.program
-        for name in (DRAW, *program.params, *program.buffers, *program.inputs):
-            self.nodes[name] = self.graph.placeholder(name)
+        names = (DRAW, *program.params, *program.buffers, *program.inputs)
+        for name, word in zip(names, _identifiers(names), strict=True):
+            self.nodes[name] = self.graph.placeholder(word)
         for step in program.steps:
             if isinstance(step, Relayout):
                 self._relayout(step)
@@ -115,6 +117,17 @@ class _Writer:
         if isinstance(argument, tuple):
             return tuple(self._argument(a) for a in argument)
         return argument
+
+
+def _identifiers(names: Sequence[str]) -> list[str]:
+    """Words of Python for dotted names, all different."""
+    words: list[str] = []
+    for name in names:
+        word = re.sub(r"\W", "_", name)
+        while word in words:
+            word += "_"
+        words.append(word)
+    return words
 
 
 def aten(target: str) -> Any:
