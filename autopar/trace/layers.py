@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from autopar.graph import Cut, Extent, Layer, LayerClass, Op, OpGraph, TensorSpec
 from autopar.trace.flat import BUFFER, INPUT, PARAM, Flat, in_module, rename
 from autopar.trace.segments import Segment, segments
+from autopar.trace.tails import Owned, moved, owned, with_tails
 
 _BATCH = 8
 """Batch at which sizes of values are compared to choose the main value of a cut."""
@@ -29,8 +30,9 @@ class _Use:
 
 def cut_into_layers(flat: Flat) -> OpGraph:
     """Layers, classes (found by digest) and cuts of `flat`; names become local to layers or the model's own."""
-    parts = segments(flat)
-    uses = _uses(flat, parts)
+    own = owned(flat)
+    flat, parts = with_tails(flat, segments(flat), own)
+    uses = _uses(flat, parts, own)
     names = _public_names(flat, uses)
     classes: dict[str, LayerClass] = {}
     for use in uses:
@@ -46,7 +48,7 @@ def cut_into_layers(flat: Flat) -> OpGraph:
     values = {names[n]: flat.values[n] for n in names}
     outputs = _all(names, flat.outputs)
     inputs = _all(names, flat.inputs)
-    graph = OpGraph(
+    return OpGraph(
         classes=tuple(classes.values()),
         layers=layers,
         cuts=_cuts(layers, inputs, outputs, values),
@@ -60,7 +62,6 @@ def cut_into_layers(flat: Flat) -> OpGraph:
         token_dim=_token_dim(inputs, values),
         assumptions=flat.assumptions,
     )
-    return graph
 
 
 def _all(names: dict[str, str], wanted: Iterable[str]) -> tuple[str, ...]:
@@ -70,17 +71,16 @@ def _all(names: dict[str, str], wanted: Iterable[str]) -> tuple[str, ...]:
 # --- one layer ---------------------------------------------------------------------------------------------------
 
 
-def _uses(flat: Flat, parts: list[Segment]) -> list[_Use]:
+def _uses(flat: Flat, parts: list[Segment], own: Owned) -> list[_Use]:
     """The layer of every segment; blocks that stand for another reuse its class."""
     read_by = _last_reader(flat, parts)
-    own_names = _own_names(flat)
     firsts: dict[int, _Use] = {}
     uses: list[_Use] = []
     for i, part in enumerate(parts):
         if part.call and not part.call.first:
-            uses.append(_repeat(firsts[part.call.kind], part, parts, own_names))
+            uses.append(_repeat(firsts[part.call.kind], part, parts, own))
             continue
-        use = _layer(flat, part, i, read_by, own_names, _unique(_layer_name(part), uses))
+        use = _layer(flat, part, i, read_by, own, _unique(_layer_name(part), uses))
         if part.call:
             firsts[part.call.kind] = use
         uses.append(use)
@@ -98,16 +98,8 @@ def _last_reader(flat: Flat, parts: list[Segment]) -> dict[str, int]:
     return found | dict.fromkeys(flat.outputs, len(parts))
 
 
-def _own_names(flat: Flat) -> dict[str, list[str]]:
-    """Every dotted name of each parameter and buffer, by prefixed canonical name."""
-    found = {PARAM + n: [n] for n in flat.params} | {BUFFER + n: [n] for n in flat.buffers}
-    for alias, canonical in flat.aliases.items():
-        found[(PARAM if canonical in flat.params else BUFFER) + canonical].append(alias)
-    return found
-
-
 def _layer(
-    flat: Flat, part: Segment, index: int, read_by: dict[str, int], own: dict[str, list[str]], name: str
+    flat: Flat, part: Segment, index: int, read_by: dict[str, int], own: Owned, name: str
 ) -> _Use:
     made = {r for op in part.ops for r in op.results}
     read = dict.fromkeys(n for op in part.ops for n in op.operands if n not in made)
@@ -117,11 +109,10 @@ def _layer(
     if part.call:
         inputs = tuple(dict.fromkeys([*(n for n in part.call.inputs if n in external), *external]))
         outputs = tuple(dict.fromkeys(part.call.results))
-        prefix = part.call.path
     else:
         inputs = tuple(external)
         outputs = tuple(r for op in part.ops for r in op.results if read_by.get(r, -1) > index)
-        prefix = _common_module([own[n][0] for n in (*params, *buffers)])
+    prefix = part.path or _common_module([own.names[n][0] for n in (*params, *buffers)])
     names = _local_names(part.ops, inputs, params, buffers, prefix, own)
     ops = tuple(replace(rename(op, names), name=names[op.results[0]] if op.results else op.name) for op in part.ops)
     layer_class = LayerClass(
@@ -131,7 +122,7 @@ def _layer(
     return _Use(name, layer_class, inputs, outputs, params, buffers)
 
 
-def _repeat(first: _Use, part: Segment, parts: list[Segment], own: dict[str, list[str]]) -> _Use:
+def _repeat(first: _Use, part: Segment, parts: list[Segment], own: Owned) -> _Use:
     """The layer of a block that is computed like `first`, with its own arguments and parameters."""
     call = part.call
     original = next(p.call for p in parts if p.call and call and p.call.kind == call.kind and p.call.first)
@@ -139,31 +130,25 @@ def _repeat(first: _Use, part: Segment, parts: list[Segment], own: dict[str, lis
         raise ValueError("a repeated block needs its first")
     given = dict(zip(original.inputs, call.inputs, strict=True))
     made = dict(zip(original.results, call.results, strict=True))
-    canonical = {name: prefixed for prefixed, names in own.items() for name in names}
-
-    def moved(prefixed: str) -> str:
-        inside = next((n for n in own[prefixed] if n.startswith(f"{original.path}.")), None)
-        return prefixed if inside is None else canonical[call.path + inside.removeprefix(original.path)]
-
     return _Use(
         call.path,
         first.layer_class,
         tuple(given.get(n, n) for n in first.inputs),
         tuple(made[n] for n in first.outputs),
-        tuple(map(moved, first.params)),
-        tuple(map(moved, first.buffers)),
+        tuple(moved(p, original.path, call.path, own) for p in first.params),
+        tuple(moved(b, original.path, call.path, own) for b in first.buffers),
     )
 
 
 def _local_names(
     ops: tuple[Op, ...], inputs: tuple[str, ...], params: tuple[str, ...], buffers: tuple[str, ...], prefix: str,
-    own: dict[str, list[str]],
+    own: Owned,
 ) -> dict[str, str]:  # fmt: skip
     """Readable names that do not depend on where in the model the layer stands."""
     names = {n: f"in{i}" for i, n in enumerate(inputs)}
     for n in (*params, *buffers):
-        inside = next((o for o in own[n] if prefix and o.startswith(f"{prefix}.")), None)
-        names[n] = own[n][0] if inside is None else inside.removeprefix(f"{prefix}.")
+        inside = next((o for o in own.names[n] if prefix and o.startswith(f"{prefix}.")), None)
+        names[n] = own.names[n][0] if inside is None else inside.removeprefix(f"{prefix}.")
     taken = Counter(names.values())
     alone = Counter(op.module for op in ops)
     for op in ops:
@@ -196,8 +181,8 @@ def _common_module(names: list[str]) -> str:
 
 def _layer_name(part: Segment) -> str:
     """The block's path, or the modules in which the stretch reads parameters, or the first module in it."""
-    if part.call:
-        return part.call.path
+    if part.path:
+        return part.path
     readers = dict.fromkeys(op.module or "model" for op in part.ops if any(n.startswith(PARAM) for n in op.operands))
     named = list(readers) or [part.ops[0].module or part.ops[-1].target.split(".")[1]]
     return "+".join(named[:3]) + ("+..." if len(named) > 3 else "")

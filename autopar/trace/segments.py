@@ -13,10 +13,14 @@ from autopar.trace.flat import PARAM, BlockCall, Flat, in_module
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of ops that becomes one layer. For a block `call` is its marker; `ops` is empty unless it is a first."""
+    """A stretch of ops that becomes one layer. `path` is the block's, '' outside of blocks.
+
+    A block whose ops are those of the first of its kind has none here and its marker in `call`; so has that first.
+    """
 
     ops: tuple[Op, ...]
     call: BlockCall | None = None
+    path: str = ""
 
 
 def segments(flat: Flat) -> list[Segment]:
@@ -32,7 +36,7 @@ def segments(flat: Flat) -> list[Segment]:
         if isinstance(item, BlockCall):
             if between:
                 found.append(Segment(tuple(between)))
-            found.append(Segment(tuple(inside), item))
+            found.append(Segment(tuple(inside), item, item.path))
             between, inside = [], []
         else:
             (inside if id(item) in in_blocks else between).append(item)
