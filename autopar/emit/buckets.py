@@ -14,6 +14,10 @@ from autopar.emit.torch_private import copy_all
 BUCKET_BYTES = 1 << 26
 """Most bytes flattened together (one larger tensor is a bucket of its own): bounds the copies made on the way."""
 
+# torch 2.13 renamed both; the old names warn.
+_ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[int]]:
     """Indices of tensors of one dtype that go together, in order."""
@@ -57,7 +61,7 @@ def reduce_scatter(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> list[
             for row, piece in enumerate(_rows(tensor, ways)):
                 place[row, : piece.numel()].copy_(piece.reshape(-1))
         mine = whole.new_empty(sum(parts))
-        dist.reduce_scatter_tensor(mine, whole.view(-1), group=group)
+        _REDUCE_SCATTER(mine, whole.view(-1), group=group)
         for i, tensor, flat in zip(bucket, members, torch.split(mine, parts), strict=True):
             shape = _rows(tensor, ways)[index].shape
             found[i] = flat[: shape.numel()].view(shape)
@@ -73,7 +77,7 @@ def all_gather(pieces: Sequence[Tensor], wholes: Sequence[Tensor], group: dist.P
         for place, i in zip(torch.split(mine, parts), bucket, strict=True):
             place[: pieces[i].numel()].copy_(pieces[i].reshape(-1))
         gathered = mine.new_empty(ways, sum(parts))
-        dist.all_gather_into_tensor(gathered.view(-1), mine, group=group)
+        _ALL_GATHER(gathered.view(-1), mine, group=group)
         for place, i in zip(torch.split(gathered, parts, dim=1), bucket, strict=True):
             for row, piece in enumerate(_rows(wholes[i], ways)):
                 piece.copy_(place[row, : piece.numel()].view(piece.shape))

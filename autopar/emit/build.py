@@ -37,11 +37,23 @@ def emit(
     left as it is. `loss`: `global` weights microbatches by what they count in the loss, `mean_of_means` equally.
     Raises PlanError where plan, graph and job don't belong together, EmitError on what can't be run.
     """
-    device = torch.device(device)
     check(record, graph, loss)
-    stage = record.stages[0]
-    groups = StageGroups(stage, device)
-    builder = Builder(record, graph, stage, groups, loss)
+    return _build(record, graph, module, torch.device(device), loss)
+
+
+def emit_alone(record: PlanRecord, graph: OpGraph, module: nn.Module, *, device: torch.device | str) -> ParallelModule:
+    """The same model and seed on this rank alone: one device, one microbatch, nothing recomputed."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    whole = LayerStrategy((), (), {}, {})
+    stage = StagePlan(0, (rank,), (), (whole,), (0,) * len(graph.layers))
+    request = replace(record.request, devices=1)
+    alone = replace(record, request=request, stages=(stage,), num_microbatches=1, alternatives=())
+    return _build(alone, graph, module, torch.device(device), "global")
+
+
+def _build(record: PlanRecord, graph: OpGraph, module: nn.Module, device: torch.device, loss: str) -> ParallelModule:
+    groups = StageGroups(record.stages[0], device)
+    builder = Builder(record, graph, record.stages[0], groups, loss)
     pm = ParallelModule(graph, record, Names(module), groups.ways(builder.placements[0].data_axes))
     if groups.coordinate is not None:
         pm.install(builder.runtime(module), module)

@@ -43,6 +43,11 @@ class StageGroups:
             raise PlanError(f"a stage's devices are {stage.devices}; they must ascend. Make the plan anew.")
 
     @property
+    def distributed(self) -> bool:
+        """Whether the stage has a mesh; without one it is one device alone, with or without torch.distributed."""
+        return bool(self.sizes) and dist.is_initialized()
+
+    @property
     def all_axes(self) -> Axes:
         """Every axis of the mesh."""
         return tuple(range(len(self.sizes)))

@@ -69,8 +69,8 @@ class Storage:
         return tuple(a for a in groups.all_axes if a not in self.split_axes + self.chunk_axes)
 
     def as_dtensor(self, stored: Tensor, groups: StageGroups) -> Tensor:
-        """The DTensor of which this rank holds `stored`; `stored` itself without torch.distributed."""
-        if not torch.distributed.is_initialized():
+        """The DTensor of which this rank holds `stored`; `stored` itself where there is no mesh."""
+        if not groups.distributed:
             return stored
         dims = self.mesh_dims(groups)
         placements = [Shard(self.layout[a]) for a in self.split_axes] + [Shard(0)] * bool(self.chunk_axes)

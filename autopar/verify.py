@@ -1,0 +1,221 @@
+"""Proof that a plan computes what the model does on one device: loss, every gradient, parameters after some steps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from autopar.emit.build import emit, emit_alone
+from autopar.emit.example import random_batch
+from autopar.emit.materialize import values
+from autopar.emit.torch_private import own_tensors, put_tensor
+from autopar.graph import OpGraph
+from autopar.plan import PlanRecord
+from autopar.trace.capture import trace
+from autopar.trace.inputs import BoundInputs, ExampleInputs, bind
+from autopar.trace.loss import Root
+
+LEARNING_RATE = 1e-3
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The largest relative difference found, and the tensor it was found in ('' = none compared)."""
+
+    value: float
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """How far a plan is from the model on one device.
+
+    Differences are relative to the larger of the tensor's own largest value and 1e-6 of the largest gradient of the
+    model (some gradients are zero in exact arithmetic). `gradient` is of the first step, `parameter` after all `steps`
+    of AdamW. `reference` says what was compared with.
+    """
+
+    loss: float
+    reference_loss: float
+    loss_difference: float
+    gradient: Difference
+    parameter: Difference
+    missing_gradients: tuple[str, ...]
+    steps: int
+    reference: str
+
+    @property
+    def largest(self) -> float:
+        """The largest of all differences; infinite where gradients are missing."""
+        if self.missing_gradients:
+            return float("inf")
+        return max(self.loss_difference, self.gradient.value, self.parameter.value)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain JSON data."""
+        return asdict(self) | {"largest": self.largest}
+
+    def __str__(self) -> str:
+        missing = ", ".join(self.missing_gradients[:8]) or "none"
+        return "\n".join([
+            f"compared with {self.reference}; largest relative differences:",
+            f"loss               {self.loss_difference:.1e}   ({self.loss:.9g} against {self.reference_loss:.9g})",
+            f"gradients          {self.gradient.value:.1e}   {self.gradient.where}",
+            f"parameters         {self.parameter.value:.1e}   {self.parameter.where} (after {self.steps} AdamW steps)",
+            f"missing gradients  {missing}",
+        ])  # fmt: skip
+
+
+def verify(
+    plan: PlanRecord,
+    model: nn.Module,
+    example_inputs: ExampleInputs,
+    *,
+    steps: int = 3,
+    device: torch.device | str = "cpu",
+    loss_fn: Callable[..., Tensor] | None = None,
+    graph: OpGraph | None = None,
+    seed: int = 0,
+) -> VerifyReport:
+    """Train `model` for some steps under `plan` and on one device, and compare; collective over the job.
+
+    The batch is made of random values of the kind of `example_inputs`. Both sides keep parameters in the plan's
+    parameter dtype; the reference computes in it, too, so under bf16 the difference shows what bf16 costs. Where the
+    model drops out, the reference is autopar's own plan for one device, which draws the same masks. The plan's first
+    rank holds the reference: for models that fit on one device. The same report is returned on every rank.
+    `graph` spares tracing the model again.
+    """
+    device = torch.device(device)
+    graph = graph or trace(model, example_inputs, compute_dtype=plan.request.policy.compute, loss_fn=loss_fn)
+    inputs = bind(model, example_inputs)
+    batch = random_batch(graph, inputs.tensors, plan.request.global_batch, seed, device)
+    pm = emit(plan, graph, model, device=device)
+    args, kwargs = _rows(graph, inputs, batch, pm.data_parallel_rank, pm.data_parallel_size)
+    ours = _train(pm, lambda: pm.train_step(*args, **kwargs), steps)
+    first = plan.stages[0].devices[0]
+    report: list[VerifyReport | None] = [None]
+    if not dist.is_initialized() or dist.get_rank() == first:
+        about, reference, step = _reference(plan, graph, model, inputs, batch, loss_fn, device)
+        report[0] = _compare(ours, _train(reference, step, steps), about)
+    if dist.is_initialized():
+        dist.broadcast_object_list(report, first, device=device)
+    return cast(VerifyReport, report[0])
+
+
+def _rows(
+    graph: OpGraph, inputs: BoundInputs, batch: list[Tensor], rank: int | None, ways: int
+) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments for this rank's rows of the batch; none on an idle rank."""
+    if rank is None:
+        return [], {}
+    dims = [graph.values[name].batch_dim for name in graph.inputs]
+    rows = [t if dim is None else t.chunk(ways, dim)[rank] for t, dim in zip(batch, dims, strict=True)]
+    args, kwargs, extra = inputs.call(rows)
+    return args, kwargs | extra
+
+
+@dataclass(frozen=True)
+class _Training:
+    """What came out of some steps: their losses, the gradients of the first one, the parameters after the last."""
+
+    losses: list[float]
+    gradients: dict[str, Tensor]
+    parameters: dict[str, Tensor]
+
+
+def _train(module: nn.Module, step: Callable[[], Tensor], steps: int) -> _Training:
+    """AdamW steps; `step` leaves gradients and returns the loss. Whole tensors are gathered: collective."""
+    named = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    optimizer = torch.optim.AdamW(named.values(), lr=LEARNING_RATE) if named else None
+    losses: list[float] = []
+    gradients: dict[str, Tensor] = {}
+    for i in range(steps):
+        losses.append(float(step().detach()))
+        if i == 0:
+            gradients = {n: _whole(p.grad).clone() for n, p in named.items() if p.grad is not None}
+        if optimizer:
+            optimizer.step()
+            optimizer.zero_grad()
+    return _Training(losses, gradients, {n: _whole(p.detach()) for n, p in named.items()})
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    gather = getattr(tensor, "full_tensor", None)
+    return tensor if gather is None else gather()
+
+
+def _reference(
+    plan: PlanRecord,
+    graph: OpGraph,
+    model: nn.Module,
+    inputs: BoundInputs,
+    batch: list[Tensor],
+    loss_fn: Callable[..., Tensor] | None,
+    device: torch.device,
+) -> tuple[str, nn.Module, Callable[[], Tensor]]:
+    """What to compare with: a description, the module, and what does forward and backward."""
+    if model.training and any("dropout" in op.target for c in graph.classes for op in c.ops):
+        alone = emit_alone(plan, graph, model, device=device)
+        args, kwargs = _rows(graph, inputs, batch, 0, 1)
+        return (
+            "autopar's own plan for one device, as the model drops out",
+            alone,
+            lambda: alone.train_step(*args, **kwargs),
+        )
+    dtype = plan.request.policy.parameters
+    reference = _copy(model, dtype, device, plan.request.seed)
+    wide = [t.to(getattr(torch, dtype)) if t.is_floating_point() else t for t in batch]
+    root = Root(reference, inputs, loss_fn)
+
+    def step() -> Tensor:
+        results = root(*wide)
+        loss: Tensor = results[root.outcome.loss_at or 0]
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    return f"the model on one device in {dtype}", reference, step
+
+
+def _copy(model: nn.Module, dtype: str, device: torch.device, seed: int) -> nn.Module:
+    """A real copy of the model with the values that `emit` gives it, tied ones tied; parameters in `dtype`."""
+    named = dict(model.named_parameters()) | dict(model.named_buffers())
+    real: dict[int, Tensor] = {}
+    for name, whole in values(model, device, seed):
+        parameter = isinstance(named[name], nn.Parameter)
+        wide = getattr(torch, dtype) if parameter and whole.is_floating_point() else whole.dtype
+        made = whole.to(device, wide, copy=True)
+        real[id(named[name])] = nn.Parameter(made, named[name].requires_grad) if parameter else made
+    twin = copy.deepcopy(model)
+    for ours, theirs in zip(model.modules(), twin.modules(), strict=True):
+        for key, tensor in own_tensors(ours).items():
+            put_tensor(theirs, key, real[id(tensor)])
+    return twin
+
+
+def _compare(ours: _Training, theirs: _Training, about: str) -> VerifyReport:
+    largest_gradient = max((float(g.abs().max()) for g in theirs.gradients.values() if g.numel()), default=0.0)
+    floor = 1e-6 * largest_gradient
+    losses = [abs(a - b) / max(abs(b), floor) for a, b in zip(ours.losses, theirs.losses, strict=True)]
+    return VerifyReport(
+        ours.losses[0], theirs.losses[0], max(losses), _largest(ours.gradients, theirs.gradients, floor),
+        _largest(ours.parameters, theirs.parameters, floor),
+        tuple(n for n in theirs.gradients if n not in ours.gradients), len(losses), about,
+    )  # fmt: skip
+
+
+def _largest(ours: dict[str, Tensor], theirs: dict[str, Tensor], floor: float) -> Difference:
+    found = Difference(0.0)
+    for name, tensor in theirs.items():
+        if name in ours and tensor.numel():
+            scale = max(float(tensor.abs().max()), floor)
+            difference = float((ours[name].to(tensor.device, tensor.dtype) - tensor).abs().max())
+            relative = difference / scale if scale else difference
+            if not relative <= found.value:  # nan counts as largest
+                found = Difference(relative, name)
+    return found
