@@ -17,8 +17,8 @@ from torch import Tensor
 
 from autopar.shard.torch_private import group_named, place_in
 
-LIBRARY = torch.library.Library("autopar", "FRAGMENT")  # type: ignore[no-untyped-call]
-LIBRARY.define("relayout(Tensor x, str[] forward, str[] backward) -> Tensor")  # type: ignore[no-untyped-call]
+LIBRARY = torch.library.Library("autopar", "FRAGMENT")
+LIBRARY.define("relayout(Tensor x, str[] forward, str[] backward) -> Tensor")
 
 # torch 2.13 renamed them
 _ALL_GATHER: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)

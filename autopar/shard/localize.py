@@ -124,6 +124,7 @@ def local_shape_of(program: Program, name: str, batch: int) -> tuple[int, ...]:
 def call_info(call: Call, program: Program, batch: int, group_name: GroupName) -> CallInfo:
     """What the kernel of `call` is told; `group_name` is asked only for groups that the kernel uses."""
     spec, layout = program.values[call.operands[0]], call.operand_layouts[0]
+    by_sample = next((d for d, e in enumerate(spec.shape) if e.is_batch and not e.fixed), None)
 
     def share(axes: tuple[int, ...], used: bool) -> Share:
         return Share(prod(program.axis_sizes[a] for a in axes), group_name(axes) if axes and used else "")
@@ -135,8 +136,8 @@ def call_info(call: Call, program: Program, batch: int, group_name: GroupName) -
         share(partial_axes(call), call.kernel == "cross_entropy"),
         spec.shape_at(batch),
         tuple(share(axes, call.kernel == "dropout") for axes in dims),
-        -1 if spec.batch_dim is None else spec.batch_dim,
-        1 if spec.batch_dim is None else batch,
+        -1 if by_sample is None else by_sample,
+        1 if by_sample is None else batch,
         call.op.name,
     )
 

@@ -52,6 +52,7 @@ def plan_moves(source: Layout, target: Layout) -> Moves:
     return Moves(forward, find_path(gradient_layout(target), gradient_layout(source)))
 
 
+@lru_cache(maxsize=1 << 16)
 def find_path(source: Layout, target: Layout) -> tuple[Move, ...]:
     """Moves between two layouts of split, replicated and partial axes; adjacent moves of one kind are made one."""
     now, path = source, list[Move]()
@@ -77,9 +78,9 @@ def _joins(first: Move, second: Move) -> bool:
     return first.kind == second.kind != "all_to_all" and first.dim == second.dim
 
 
-def _splitting(layout: Layout, dim: int) -> tuple[int, ...]:
-    """Axes that split `dim`, outermost first."""
-    return tuple(a for a, p in enumerate(layout) if p == dim)
+def _splitting(layout: Layout, placement: int) -> tuple[int, ...]:
+    """Axes with a placement: those that split a dim, outermost first."""
+    return tuple(a for a, p in enumerate(layout) if p == placement)
 
 
 def _dims(*layouts: Layout) -> list[int]:
@@ -90,10 +91,12 @@ def _next_move(now: Layout, target: Layout) -> Move:
     entering = min(_entering(now, target), key=lambda m: _ENTER_ORDER.index(m.kind), default=None)
     if entering:
         return entering
-    for kind, source, goal in (("all_reduce", PARTIAL, REPLICATE), ("divide", REPLICATE, PARTIAL)):
-        axes = tuple(a for a, (p, t) in enumerate(zip(now, target, strict=True)) if (p, t) == (source, goal))
-        if axes:
-            return Move(kind, axes)  # type: ignore[arg-type]
+    partial = _splitting(now, PARTIAL)
+    if any(target[a] != PARTIAL for a in partial):  # where gathers are in the way of a reduce-scatter, this is cheaper
+        return Move("all_reduce", tuple(a for a in partial if target[a] != PARTIAL))
+    divided = tuple(a for a in _splitting(now, REPLICATE) if target[a] == PARTIAL)
+    if divided:
+        return Move("divide", divided)
     return min(_leaving(now, target), key=lambda ranked: ranked[0])[1]
 
 
@@ -129,15 +132,20 @@ def _leaving(now: Layout, target: Layout) -> Iterator[tuple[int, Move]]:
     for dim in _dims(now):
         here, wanted = _splitting(now, dim), _splitting(target, dim)
         stay = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(here, wanted, strict=False))))
-        goals = [min(target[a], 0) for a in here[stay:]]
-        if goals:
-            length = len(list(takewhile(goals[-1].__eq__, reversed(goals))))
-            yield _leave(here, dim, goals[-1], length)
+        ranks = [_leaving_rank(dim, target[a]) for a in here[stay:]]
+        if ranks:
+            run = len(list(takewhile(ranks[-1].__eq__, reversed(ranks)))) if ranks[-1] != _AVOIDABLE else 1
+            yield ranks[-1], Move("pad" if ranks[-1] == _PADDED else "all_gather", here[-run:], dim)
 
 
-def _leave(here: tuple[int, ...], dim: int, goal: int, length: int) -> tuple[int, Move]:
-    if goal == REPLICATE:  # has to be gathered whatever else happens
-        return 0, Move("all_gather", here[-length:], dim)
-    if goal == PARTIAL:  # makes the shard larger, so late
-        return 2, Move("pad", here[-length:], dim)
-    return 1, Move("all_gather", here[-1:], dim)  # one axis only: the others may yet change dims without gathering
+_RETURNING, _GATHERED, _AVOIDABLE, _PADDED = range(4)
+
+
+def _leaving_rank(dim: int, goal: int) -> int:
+    """Gathers that must be come first, before all those that a slice follows; pads come last, they make shards larger.
+
+    An axis on its way to another dim may yet get there without a gather, once others have made room.
+    """
+    if goal == dim:
+        return _RETURNING
+    return {REPLICATE: _GATHERED, PARTIAL: _PADDED}.get(goal, _AVOIDABLE)

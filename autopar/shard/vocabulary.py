@@ -21,10 +21,10 @@ from autopar.shard.torch_private import place_in
 CHUNK_ELEMENTS = 1 << 22
 """How many logits are widened at a time: bounds the transient memory."""
 
-LIBRARY.define(  # type: ignore[no-untyped-call]
+LIBRARY.define(
     "vocabulary_cross_entropy(Tensor logits, Tensor target, int ignore_index, str group) -> (Tensor, Tensor)"
 )
-LIBRARY.define(  # type: ignore[no-untyped-call]
+LIBRARY.define(
     "vocabulary_cross_entropy_backward"
     "(Tensor gradient, Tensor logits, Tensor target, Tensor log_total, int ignore_index, str group) -> Tensor"
 )

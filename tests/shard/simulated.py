@@ -44,7 +44,7 @@ def mistakes(shards: Shards, whole: np.ndarray, layout: Layout, sizes: tuple[int
         group = [r for r in ranks(sizes) if all(r[a] == rank[a] for a in range(len(sizes)) if a not in partial)]
         if len({shards[r].shape for r in group}) > 1:
             return False
-        total = sum(shards[r] for r in group)
+        total = np.sum([shards[r] for r in group], axis=0)
         wanted = shard_of(whole, layout, sizes, rank)
         return total.shape == wanted.shape and bool(np.allclose(total, wanted))
 
@@ -65,11 +65,11 @@ def _moved(move: Move, held: list[np.ndarray], index: int) -> np.ndarray:
     ways, mine = len(held), held[index]
     match move.kind:
         case "all_reduce":
-            return sum(held)
+            return np.sum(held, axis=0)  # type: ignore[no-any-return]
         case "all_gather":
             return np.concatenate(held, move.dim)
         case "reduce_scatter":
-            return np.split(sum(held), ways, move.dim)[index]
+            return np.split(np.sum(held, axis=0), ways, move.dim)[index]
         case "all_to_all":
             return np.concatenate([np.split(h, ways, move.to_dim)[index] for h in held], move.dim)
         case "slice":

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from autopar.errors import PlanError
-from autopar.graph import BROADCAST, REPLICATE, Extent, LayerClass, TensorSpec
+from autopar.graph import BROADCAST, REPLICATE, LayerClass, TensorSpec
 from autopar.plan import LayerStrategy
 from autopar.shard.localize import groups_of
 from autopar.shard.lower import lower
@@ -27,7 +27,7 @@ def largest_differences(sizes: tuple[int, ...], batch: int, seeds: range) -> lis
     leaves = {n: whole[n].clone().requires_grad_() for n in layer.params}
     truth = run_whole(layer, batch, whole | leaves)
     weight = torch.randn_like(truth["out"].detach(), generator=None)
-    (truth["loss"] + (truth["out"] * weight).sum()).backward()
+    torch.autograd.backward(truth["loss"] + (truth["out"] * weight).sum())
     return [(_difference(layer, mesh, batch, seed, whole, truth, leaves, weight), seed) for seed in seeds]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import combinations, product
 from math import prod
 
 import numpy as np
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from autopar.graph import BROADCAST, PARTIAL, REPLICATE, Layout, layout_text, parse_layout
 from autopar.shard.program import Move
-from autopar.shard.relayout import find_path, gradient_layout, held_layout, plan_moves
+from autopar.shard.relayout import LOCAL_MOVES, after, find_path, gradient_layout, held_layout, plan_moves
 from tests.shard.simulated import Shards, distribute, mistakes, run_move
 
 PLACEMENTS = st.sampled_from([0, 1, 2, REPLICATE, PARTIAL, BROADCAST])
@@ -72,7 +74,7 @@ def test_moves_are_right_on_simulated_ranks(change: tuple[tuple[int, ...], Layou
         ("S0 R", "R S0", "all_gather slice", "all_gather slice"),
         ("S0 S0", "R S0", "all_gather slice", "all_gather slice"),
         ("S0 P", "S0 R", "all_reduce", ""),
-        ("P S0", "S0 R", "all_gather reduce_scatter", "all_gather slice"),
+        ("P S0", "S0 R", "all_reduce all_gather slice", "all_gather slice"),
     ],
 )
 def test_table(source: str, target: str, forward: str, backward: str) -> None:
@@ -86,6 +88,54 @@ def test_order_of_nested_splits() -> None:
     """An outer axis can't simply be sliced where an inner one splits the dim already."""
     assert find_path((REPLICATE, 0), (0, 0)) == (Move("all_gather", (1,), 0), Move("slice", (0, 1), 0))
     assert find_path((0, REPLICATE), (0, 0)) == (Move("slice", (1,), 0),)
+
+
+def traffic(layout: Layout, move: Move) -> float:
+    """Bytes a rank sends on axes of 2 ranks, the whole tensor being 1; an all-reduce sends everything twice."""
+    if move.kind in LOCAL_MOVES:
+        return 0.0
+    full = max(0.5 ** sum(p >= 0 for p in lies) for lies in (layout, after(layout, move)))
+    return (1 - 0.5 ** len(move.axes)) * full * (2 if move.kind == "all_reduce" else 1)
+
+
+def legal_moves(layout: Layout, target: Layout) -> Iterator[Move]:
+    """All elementary moves of axes that lie alike, no axis going to a dim that is not its target's."""
+    axes = range(len(layout))
+    for group in (c for n in axes for c in combinations(axes, n + 1) if len({layout[a] for a in c}) == 1):
+        here = layout[group[0]]
+        if here >= 0 and tuple(a for a in axes if layout[a] == here)[-len(group) :] != group:
+            continue  # not the innermost
+        yield from {REPLICATE: [Move("divide", group)], PARTIAL: [Move("all_reduce", group)]}.get(
+            here, [Move("all_gather", group, here)]
+        )
+        for dim in {target[a] for a in group} - {here, REPLICATE, PARTIAL}:
+            if {target[a] for a in group} == {dim} and not any(layout[a] == dim and a > group[0] for a in axes):
+                kind = {REPLICATE: "slice", PARTIAL: "reduce_scatter"}.get(here)
+                yield Move(kind, group, dim) if kind else Move("all_to_all", group, here, dim)  # type: ignore[arg-type]
+
+
+def least_traffic(source: Layout, target: Layout) -> float:
+    """Of all paths of legal moves, the least bytes (Bellman-Ford over layouts)."""
+    best, changed = {source: 0.0}, True
+    while changed:
+        changed = False
+        for layout, sent in list(best.items()):
+            for move in legal_moves(layout, target):
+                then, total = after(layout, move), sent + traffic(layout, move)
+                if total < best.get(then, float("inf")) - 1e-12:
+                    best[then], changed = total, True
+    return best[target]
+
+
+def test_paths_send_the_least_bytes_on_two_axes() -> None:
+    """On two axes every path to a split or whole layout sends as little as the best that exhaustive search finds."""
+    for source in product((0, 1, REPLICATE, PARTIAL), repeat=2):
+        for target in product((0, 1, REPLICATE), repeat=2):
+            layout, sent = source, 0.0
+            for move in find_path(source, target):
+                sent += traffic(layout, move)
+                layout = after(layout, move)
+            assert sent <= least_traffic(source, target) + 1e-9, (source, target)
 
 
 @settings(max_examples=300, deadline=None)

@@ -31,7 +31,7 @@ def transformer() -> LayerClass:
         "up_w": spec(32, HIDDEN), "up_b": spec(32), "down_w": spec(HIDDEN, 32), "down_b": spec(HIDDEN),
         "scale": spec(HIDDEN, grad=False),
         **dict.fromkeys(("embedded", "normed", "joined", "attended", "residual", "down", "out"), x),
-        **{n: x for n in ("q", "k", "v")}, **{f"{n}_split": spec(B, SEQ, HEADS, WIDTH) for n in "qkv"},
+        **dict.fromkeys(("q", "k", "v"), x), **{f"{n}_split": spec(B, SEQ, HEADS, WIDTH) for n in "qkv"},
         **{f"{n}_heads": split for n in "qkv"}, "heads": split, "turned": spec(B, SEQ, HEADS, WIDTH),
         "up": spec(B, SEQ, 32), "gelu": spec(B, SEQ, 32), "scaled": x,
         "logits": spec(B, SEQ, VOCAB), "rows": spec(Extent(SEQ), VOCAB),
