@@ -31,14 +31,18 @@ class Activations:
 
 
 def activations(
-    program: Program, batch: int, held: frozenset[str] = frozenset(), accumulates: bool = False
+    program: Program,
+    batch: int,
+    held: frozenset[str] = frozenset(),
+    unread: frozenset[int] = frozenset(),
+    accumulates: bool = False,
 ) -> Activations:
     """Activations of `program` at a global microbatch of `batch` samples.
 
-    `held` names inputs that an earlier layer saves already: they cost nothing here. With `accumulates`, a parameter's
-    new gradient exists beside the sum it is added to.
+    `held` names inputs that an earlier layer saves already: they cost nothing here. `unread` are positions of
+    outputs for which no gradient comes back. With `accumulates`, a parameter's new gradient exists beside the sum it is added to.
     """
-    walk = _Walk(program, batch, held, accumulates)
+    walk = _Walk(program, batch, held, unread, accumulates)
     saved = walk.bytes_of(walk.saved) + sum(walk.extra_saved)
     inputs = {walk.storage[name] for name in program.inputs}
     peak = max(walk.forward_peak(), walk.backward_peak())
@@ -62,6 +66,7 @@ class _Walk:
     program: Program
     batch: int
     held: frozenset[str]
+    unread: frozenset[int]
     accumulates: bool
     storage: dict[str, str] = field(default_factory=dict)
     size: dict[str, int] = field(default_factory=dict)
@@ -141,7 +146,8 @@ class _Walk:
         """Most bytes at once in the backward pass: what is still saved, gradients, and buffers of single ops."""
         needed = [(i, s) for i, storages in enumerate(self.kept) for s in storages]
         first_need = {s: min(i for i, t in needed if t == s) for _, s in needed}
-        gradients = {n: (n, self.local_bytes(n)) for n in self.program.outputs if self._wants(n)}
+        read = [n for i, n in enumerate(self.program.outputs) if self._wants(n) and i not in self.unread]
+        gradients = {n: (n, self.local_bytes(n)) for n in read}
         peak = 0
         for i in reversed(range(len(self.program.steps))):
             step = self.program.steps[i]

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from autopar.cost.activations import Activations, activations, outputs_saved
-from autopar.graph import DTYPE_BYTES, OpGraph, local_shape
+from autopar.cost.activations import Activations, activations
+from autopar.graph import DTYPE_BYTES, local_shape
 from autopar.plan import DtypePolicy
 from autopar.shard.program import Program
 
@@ -46,32 +46,21 @@ def layer_memory(
     *,
     held: frozenset[str] = frozenset(),
     foreign: frozenset[str] = frozenset(),
+    unread: frozenset[int] = frozenset(),
     accumulates: bool = False,
 ) -> LayerMemory:
     """Memory of a lowered layer at a global microbatch of `batch` samples.
 
-    `data_ways` ranks share what ZeRO shards. `held` names inputs that an earlier layer keeps anyway (`inputs_held`),
-    `foreign` parameters that another layer owns (tied); `accumulates` says that gradients are summed over microbatches.
+    `data_ways` ranks share what ZeRO shards. `held` names inputs that an earlier layer keeps anyway, `foreign`
+    parameters that another layer owns (tied), `unread` positions of outputs for which no gradient comes back; `accumulates` says
+    that gradients are summed over microbatches.
     """
-    walked = activations(program, batch, held, accumulates)
+    walked = activations(program, batch, held, unread, accumulates)
     states = _model_states(program, batch, policy, optimizer, zero if data_ways > 1 else 0, data_ways, foreign)
     saved, transient = _recomputed(walked) if recompute == "full" else (walked.saved, walked.transient)
     return LayerMemory(
         states.parameters, states.gradients, states.optimizer, saved, transient + states.transient, states.step
     )
-
-
-def inputs_held(graph: OpGraph, index: int) -> frozenset[str]:
-    """Inputs (class-local names) of layer `index` whose storage an earlier layer saves for its backward."""
-    kept = set[str]()
-    for layer in graph.layers[:index]:
-        local = graph.classes[layer.class_index]
-        saved = outputs_saved(local)
-        kept |= {name for name, own in zip(layer.inputs, local.inputs, strict=True) if own in saved}
-        kept |= {name for name, own in zip(layer.outputs, local.outputs, strict=True) if own in saved}
-    layer = graph.layers[index]
-    local = graph.classes[layer.class_index]
-    return frozenset(own for name, own in zip(layer.inputs, local.inputs, strict=True) if name in kept)
 
 
 def held_bytes_per_element(

@@ -65,7 +65,7 @@ def layer_figures(
     memory = layer_memory(
         program, setting.batch, policy, optimizer, strategy.zero, ways, strategy.recompute, held=run.held,
         foreign=frozenset(name for name, owned in zip(layer.params, around.owned, strict=True) if not owned),
-        accumulates=setting.num_microbatches > 1,
+        unread=run.unread, accumulates=setting.num_microbatches > 1,
     )  # fmt: skip
     passing = _passing_s(run, strategy, setting, relayouts)
     return _add_up(times, passing, strategy.recompute == "full", memory, pricer.cluster.device.overlap)

@@ -60,13 +60,15 @@ class Surroundings:
 class LayerRun:
     """`count` equal consecutive layers from `first_layer` on.
 
-    `held`: inputs that an earlier layer keeps for its backward, so that they cost nothing here.
+    `held`: inputs that an earlier layer keeps for its backward, so that they cost nothing here. `unread`: positions of
+    outputs that no later layer reads and that aren't the loss, so that no gradient comes back for them.
     """
 
     first_layer: int
     count: int
     around: Surroundings
     held: frozenset[str]
+    unread: frozenset[int]
     layer: LayerClass = field(repr=False)
 
 
@@ -76,15 +78,17 @@ def layer_runs(graph: OpGraph, pins: Sequence[Pins]) -> tuple[LayerRun, ...]:
     saved = [outputs_saved(c) for c in graph.classes]
     seen: set[str] = set()
     kept: set[str] = set()
+    read = {name for layer in graph.layers for name in layer.inputs} | {graph.loss}
     runs: list[LayerRun] = []
     for index, layer in enumerate(graph.layers):
         around, layer_class = _surroundings(graph, index, pins, uses, seen), graph.classes[layer.class_index]
         held = frozenset(own for name, own in zip(layer.inputs, layer_class.inputs, strict=True) if name in kept)
+        unread = frozenset(i for i, name in enumerate(layer.outputs) if name not in read)
         first, count = index, 1
-        if runs and runs[-1].around == around and runs[-1].held == held:
+        if runs and (runs[-1].around, runs[-1].held, runs[-1].unread) == (around, held, unread):
             last = runs.pop()
             first, count = last.first_layer, last.count + 1
-        runs.append(LayerRun(first, count, around, held, layer_class))
+        runs.append(LayerRun(first, count, around, held, unread, layer_class))
         seen.update(layer.params)
         kept.update(
             n for n, own in zip(layer.inputs, layer_class.inputs, strict=True) if own in saved[layer.class_index]

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autopar.cost.activations import activations
-from autopar.cost.memory import held_bytes_per_element, inputs_held, layer_memory
-from autopar.graph import BROADCAST, REPLICATE, Cut, Layer, OpGraph
+from autopar.cost.activations import activations, outputs_saved
+from autopar.cost.memory import held_bytes_per_element, layer_memory
+from autopar.graph import BROADCAST, REPLICATE
 from autopar.plan import POLICIES, DtypePolicy, LayerStrategy
 from autopar.shard.lower import lower
 from autopar.shard.program import Program
@@ -122,15 +122,14 @@ def test_tied_parameters_are_owned_once() -> None:
 
 
 def test_inputs_saved_by_an_earlier_layer_are_held() -> None:
-    """Two layers on the same input: the second keeps it for free."""
-    local = feed_forward()
-    names = ("a.up", "a.down")
-    layers = tuple(Layer(f"l{i}", 0, ("x",), (f"y{i}",), names, ()) for i in range(2))
-    cuts = tuple(Cut("x", ("x",)) for _ in range(3))
-    graph = OpGraph((local,), layers, cuts, ("x",), {"x": local.values["x"]}, {}, {}, {})
-    assert inputs_held(graph, 0) == frozenset()
-    assert inputs_held(graph, 1) == {"x"}
-    assert activations(whole(), BATCH, held=inputs_held(graph, 1)).saved == 8 * X
+    """The layer saves its input, so whoever reads that next keeps it for free."""
+    assert outputs_saved(feed_forward()) == {"x"}
+    assert activations(whole(), BATCH, held=frozenset({"x"})).saved == 8 * X
+
+
+def test_no_gradient_comes_back_for_what_nobody_reads() -> None:
+    """Without a gradient of its output the layer has no backward: beyond 9 only y and out exist, at the sum."""
+    assert activations(whole(), BATCH, unread=frozenset({0})).transient == 2 * X
 
 
 def test_policy_with_equal_dtypes_needs_no_copies() -> None:
