@@ -145,7 +145,7 @@ class Planner:
             found.append(f"one microbatch: {self.graph.why_not_separable}")
         return tuple(found)
 
-    def _why_infeasible(self, answer: Answer, scenarios: Sequence[StageScenario]) -> str:
+    def _why_infeasible(self, answer: Answer[SolvedScenario], scenarios: Sequence[StageScenario]) -> str:
         if not scenarios:
             return (
                 f"no mesh of {self.request.devices} devices and global batch {self.request.global_batch} meets the "
@@ -161,8 +161,12 @@ class Planner:
         )
 
 
-def _as_engine_scenario(scenario: StageScenario) -> Scenario:
-    return Scenario(scenario.name, scenario.bound_s, scenario.solve)
+def _as_engine_scenario(scenario: StageScenario) -> Scenario[SolvedScenario]:
+    def solve(cutoff_s: float) -> tuple[float, SolvedScenario] | None:
+        solved = scenario.solve(cutoff_s)
+        return (solved.solution.objective_s, solved) if solved.solution.walks else None
+
+    return Scenario(scenario.name, scenario.bound_s, solve)
 
 
 def block_indices(graph: OpGraph) -> list[int]:

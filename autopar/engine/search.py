@@ -1,0 +1,112 @@
+"""Over scenarios: bound all, solve in order of bound until no bound is below the best answer (best-first search).
+
+A. H. Land, A. G. Doig, "An automatic method of solving discrete programming problems", 1960, with one level of branches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from math import inf, isfinite
+from time import monotonic
+from typing import Generic, TypeVar
+
+Payload = TypeVar("Payload")
+
+
+class Outcome(Enum):
+    """OPTIMAL: nothing is better than the answer by more than the gap; FEASIBLE: time ran out; INFEASIBLE: no answer."""
+
+    OPTIMAL = "optimal"
+    FEASIBLE = "feasible"
+    INFEASIBLE = "infeasible"
+    TIME_LIMIT = "time limit"
+
+
+@dataclass(frozen=True)
+class Found(Generic[Payload]):
+    """The best answer of one scenario."""
+
+    name: str
+    objective: float
+    payload: Payload
+
+
+@dataclass(frozen=True)
+class Scenario(Generic[Payload]):
+    """A part of the space. `bound()`: nothing in it is below that. `solve(cutoff)`: its best answer, None if there is
+    none below `cutoff`."""
+
+    name: str
+    bound: Callable[[], float]
+    solve: Callable[[float], tuple[float, Payload] | None]
+
+
+@dataclass(frozen=True)
+class Answer(Generic[Payload]):
+    """`best` first, then others from different scenarios. `lower_bound` is proven for the whole space.
+
+    `bounded` and `solved` count scenarios; `knob` says what to turn when there is no answer.
+    """
+
+    outcome: Outcome
+    best: Found[Payload] | None
+    alternatives: tuple[Found[Payload], ...]
+    lower_bound: float
+    bounded: int
+    solved: int
+    knob: str = ""
+
+    @property
+    def gap(self) -> float:
+        """Share of the objective that is not proven necessary."""
+        return (self.best.objective - self.lower_bound) / self.best.objective if self.best else inf
+
+
+def search(
+    scenarios: Sequence[Scenario[Payload]],
+    *,
+    top: int = 1,
+    time_limit_s: float | None = None,
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+) -> Answer[Payload]:
+    """The `top` best answers, each of another scenario. Equal ones keep the order of the scenarios.
+
+    After `time_limit_s` the best answer so far is given; at least one scenario is always solved. `progress` is told
+    what is done (`bound`, `solve`), how many scenarios are and how many there are at most.
+    """
+    end = inf if time_limit_s is None else monotonic() + time_limit_s
+    bounds: list[float] = []
+    for i, scenario in enumerate(scenarios):
+        late = bounds and min(bounds) < inf and monotonic() > end
+        bounds.append(-inf if late else scenario.bound())
+        progress("bound", i + 1, len(scenarios))
+    order = sorted((i for i, b in enumerate(bounds) if b < inf), key=lambda i: (bounds[i] == -inf, bounds[i], i))
+    found: list[Found[Payload]] = []
+    solved, complete = 0, True
+    for i in order:
+        cutoff = found[top - 1].objective if len(found) >= top else inf
+        if bounds[i] >= cutoff:
+            break
+        if solved and monotonic() > end:
+            complete = False
+            break
+        result = scenarios[i].solve(cutoff)
+        solved += 1
+        progress("solve", solved, len(order))
+        if result is not None and result[0] < cutoff:
+            found = sorted([*found, Found(scenarios[i].name, *result)], key=lambda f: f.objective)[:top]
+    return _answer(found, bounds, solved, complete)
+
+
+def _answer(found: list[Found[Payload]], bounds: list[float], solved: int, complete: bool) -> Answer[Payload]:
+    bounded = sum(isfinite(b) for b in bounds)
+    lower = max(0.0, min(bounds, default=inf))
+    if found:
+        lower = min(lower, found[0].objective)
+        outcome = Outcome.OPTIMAL if complete else Outcome.FEASIBLE
+        return Answer(outcome, found[0], tuple(found[1:]), lower, bounded, solved)
+    if complete:
+        return Answer(Outcome.INFEASIBLE, None, (), inf, bounded, solved, "raise the limit, or drop a constraint")
+    return Answer(Outcome.TIME_LIMIT, None, (), lower, bounded, solved, "raise the time limit")

@@ -1,0 +1,124 @@
+"""Predicted against measured on this machine: step time and peak tensor bytes of several plans of one model.
+
+    python -m benchmarks.local_steps
+
+Two processes of one thread. Steps of all plans are interleaved, so that what else the machine does hits all alike; each
+figure is a median. Prints error of the step time, Kendall's tau over pairs more than 5 % apart, how near the plan
+the search chose is to the fastest measured, and the error of the peak.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import combinations
+from statistics import median
+from typing import Any
+
+from benchmarks import ranks
+
+RANKS, ROUNDS, GLOBAL_BATCH, TOKENS = 2, 12, 16, 128
+MODEL = "gpt:layers=4,hidden=256,heads=8,vocab=2048"
+CONFIGS = (
+    "dp=2,microbatch_size=8",
+    "dp=2,microbatch_size=2",
+    "dp=2,microbatch_size=4,zero=1",
+    "dp=2,microbatch_size=4,zero=2",
+    "dp=2,microbatch_size=8,zero=3",
+    "tp=2,microbatch_size=16",
+    "tp=2,microbatch_size=4,sp=1",
+    "dp=2,microbatch_size=4,recompute=full",
+)
+
+
+def measure() -> None:
+    """On each rank: plan, run all plans in turns, time them."""
+    import torch
+    import torch.distributed as dist
+
+    import autopar
+    from autopar.emit.peak import live_tensor_bytes, measured_peak_tensor_bytes
+    from autopar.trace import load_model
+
+    torch.set_num_threads(1)
+    loaded = load_model(MODEL, seq_len=TOKENS)
+    keywords: dict[str, Any] = {"cluster": "local", "global_batch": GLOBAL_BATCH, "dtype": "fp32"}
+    chosen = autopar.plan(loaded.model, loaded.inputs, **keywords)
+    plans = {"chosen by the search": chosen}
+    for config in CONFIGS:
+        plans[config] = autopar.plan(
+            loaded.model, loaded.inputs, config=autopar.ManualConfig.parse(config), **keywords
+        )
+    text = torch.randint(2048, (GLOBAL_BATCH, TOKENS))
+    times: dict[str, list[float]] = {name: [] for name in plans}
+    peaks: dict[str, int] = {}
+    modules = {}
+    for name, plan in plans.items():
+        held = live_tensor_bytes("cpu")
+        parallel = autopar.optimize(loaded.model, loaded.inputs, plan)
+        optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-4, foreach=True)
+        rows = GLOBAL_BATCH // parallel.data_parallel_size
+        mine = text[parallel.data_parallel_rank * rows : (parallel.data_parallel_rank + 1) * rows]
+
+        def step(parallel: Any = parallel, optimizer: Any = optimizer, mine: torch.Tensor = mine) -> None:
+            parallel.train_step(input_ids=mine, labels=mine)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        step()
+        peaks[name] = measured_peak_tensor_bytes(step, "cpu") - held
+        modules[name] = step
+    for _ in range(ROUNDS):
+        for name, step in modules.items():
+            dist.barrier()
+            began = time.perf_counter()
+            step()
+            dist.barrier()
+            times[name].append(time.perf_counter() - began)
+    rows_ = [
+        {
+            "plan": name,
+            "predicted_s": plan.step_time_s,
+            "measured_s": median(times[name]),
+            "predicted_bytes": plan.peak_tensor_bytes,
+            "measured_bytes": peaks[name],
+            "kinds": plan.time_by_kind_s,
+            "sources": plan.cost_sources,
+        }
+        for name, plan in plans.items()
+    ]
+    ranks.answer(rows_)
+    dist.destroy_process_group()
+
+
+def kendall_tau(pairs: list[tuple[float, float]], apart: float = 0.05) -> float:
+    """Kendall's tau of (predicted, measured) over pairs whose measured values are more than `apart` apart."""
+    signs = [
+        (a[0] - b[0]) * (a[1] - b[1]) > 0
+        for a, b in combinations(pairs, 2)
+        if abs(a[1] - b[1]) > apart * max(a[1], b[1])
+    ]
+    return (2 * sum(signs) - len(signs)) / len(signs) if signs else 1.0
+
+
+def main() -> None:
+    """Print the table and its summary."""
+    found = ranks.launch("benchmarks.local_steps", RANKS)
+    print(f"{MODEL}, batch {GLOBAL_BATCH} x {TOKENS} tokens, {RANKS} processes")
+    print(f"{'plan':42s}{'predicted':>10s}{'measured':>10s}{'error':>7s}{'MiB pred.':>11s}{'meas.':>8s}{'error':>7s}")
+    time_errors, byte_errors = [], []
+    for row in found:
+        time_errors.append(row["predicted_s"] / row["measured_s"] - 1)
+        byte_errors.append(row["predicted_bytes"] / row["measured_bytes"] - 1)
+        print(
+            f"{row['plan']:42s}{row['predicted_s']:10.4f}{row['measured_s']:10.4f}{time_errors[-1]:7.0%}"
+            f"{row['predicted_bytes'] / 2**20:11.1f}{row['measured_bytes'] / 2**20:8.1f}{byte_errors[-1]:7.0%}"
+        )
+    fastest = min(row["measured_s"] for row in found)
+    print(f"step time: median error {median(map(abs, time_errors)):.1%}")
+    print(f"step time: Kendall tau {kendall_tau([(r['predicted_s'], r['measured_s']) for r in found]):.2f}")
+    print(f"chosen plan: {found[0]['measured_s'] / fastest - 1:.1%} above the fastest measured")
+    print(f"peak bytes: median error {median(map(abs, byte_errors)):.1%}, largest {max(map(abs, byte_errors)):.1%}")
+
+
+if __name__ == "__main__":
+    measure() if ranks.inside() else main()
