@@ -159,7 +159,7 @@ def _unary(factors: Iterable[Factor], size: int) -> Costs:
     total: Costs = np.zeros((1, size))
     for factor in factors:
         if len(factor.scope) == 1:
-            total = total + factor.table
+            total = total + factor.table[:, factor.maps[0]]
     return total
 
 
