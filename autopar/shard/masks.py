@@ -25,7 +25,7 @@ def keep_mask(info: CallInfo, draw: Tensor, p: float) -> Tensor:
     `draw` (1 + samples,) int64: a seed, then the number in the global batch of each sample that the operand holds.
     """
     places = [_places(info, dim, draw) for dim in range(len(info.shape))] or [draw.new_zeros(1)]
-    state = _mix(draw[:1] + crc32(info.salt.encode()) * _WORD)
+    state = _mix(draw[:1] + (crc32(info.salt.encode()) - _WORD // 2) * _WORD)
     for position in places[:-1]:
         state = _mix(state.unsqueeze(1) + position * 0x1000193).flatten()
     columns = _int32(places[-1] * 0x9E3779B1)
