@@ -97,8 +97,8 @@ def in_checkpoint() -> tuple[float, int, int]:
     for run in (code, lambda *a: checkpoint(code, *a, use_reentrant=False)):
         leaves = [t.clone().requires_grad_() for t in local]
         counter = Counter()  # type: ignore[no-untyped-call]
-        with counter:  # type: ignore[no-untyped-call]
-            torch.autograd.backward(run(*leaves).square().sum())
+        with counter:
+            torch.autograd.backward(run(*leaves).square().sum())  # type: ignore[no-untyped-call]
         grads.append([t.grad for t in leaves if t.grad is not None])
         counts.append(counter.count)
     truth = [t.clone().requires_grad_() for t in values]
