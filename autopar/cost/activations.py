@@ -40,7 +40,8 @@ def activations(
     """Activations of `program` at a global microbatch of `batch` samples.
 
     `held` names inputs that an earlier layer saves already: they cost nothing here. `unread` are positions of
-    outputs for which no gradient comes back. With `accumulates`, a parameter's new gradient exists beside the sum it is added to.
+    outputs for which no gradient comes back. With `accumulates`, a parameter's new gradient exists beside the sum it
+    is added to.
     """
     walk = _Walk(program, batch, held, unread, accumulates)
     saved = walk.bytes_of(walk.saved) + sum(walk.extra_saved)

@@ -52,8 +52,8 @@ def layer_memory(
     """Memory of a lowered layer at a global microbatch of `batch` samples.
 
     `data_ways` ranks share what ZeRO shards. `held` names inputs that an earlier layer keeps anyway, `foreign`
-    parameters that another layer owns (tied), `unread` positions of outputs for which no gradient comes back; `accumulates` says
-    that gradients are summed over microbatches.
+    parameters that another layer owns (tied), `unread` positions of outputs for which no gradient comes back;
+    `accumulates` says that gradients are summed over microbatches.
     """
     walked = activations(program, batch, held, unread, accumulates)
     states = _model_states(program, batch, policy, optimizer, zero if data_ways > 1 else 0, data_ways, foreign)
