@@ -182,7 +182,7 @@ class _Recorder(TorchDispatchMode):
     """Tells the current block's recording of each call. Results of equal calls are remembered: blocks repeat them."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.current: _Recording | None = None
         self._known: dict[Any, Any] = {}
 
@@ -222,7 +222,7 @@ def _hashable(value: Any) -> Any:
 def _record(root: Root, candidates: dict[str, nn.Module], tensors: tuple[Tensor, ...]) -> dict[str, _Recording]:
     recordings = {path: _Recording(module) for path, module in candidates.items()}
     recorder = _Recorder()
-    handles = []
+    handles: list[Any] = []
     for path, module in candidates.items():
         handles += _hooks(module, recordings[path], recorder)
     try:
@@ -239,9 +239,9 @@ def _hooks(module: nn.Module, recording: _Recording, recorder: _Recorder) -> Ite
         recording.enter(args, kwargs)
         recorder.current = recording
 
-    def leave(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def leave(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
         recorder.current = None
         recording.leave(output)
 
     yield module.register_forward_pre_hook(enter, with_kwargs=True)
-    yield module.register_forward_hook(leave, with_kwargs=True)
+    yield module.register_forward_hook(leave)

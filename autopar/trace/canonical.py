@@ -53,7 +53,12 @@ def _explicit_end(op: Op, values: dict[str, TensorSpec]) -> Op:
 def _expand(op: Op, i: int, spec: TensorSpec) -> Op:
     result = op.results[i]
     return replace(
-        op, name=result, target="aten.expand.default", args=(Ref(op.operands[i]), _shape(spec)), results=(result,), alias_of=(None,)
+        op,
+        name=result,
+        target="aten.expand.default",
+        args=(Ref(op.operands[i]), _shape(spec)),
+        results=(result,),
+        alias_of=(None,),
     )
 
 
@@ -78,10 +83,10 @@ def functional(flat: Flat) -> Flat:
         if isinstance(item, Op) and (plain := _functional_target(item.target)):
             changed = item.args[0]
             if not isinstance(changed, Ref):
-                raise TraceError(f"{item.module}: {item.target} changes {changed!r} in place. Write it without in-place change.")
+                raise TraceError(f"{item.module}: {item.target} changes {changed!r} in place. Write it out of place.")
             _refuse_views(flat, item, changed.name, position, names)
             if changed.name.startswith(BUFFER):
-                notes.append(f"buffer {changed.name.removeprefix(BUFFER)} is changed by forward: plans keep it as it is")
+                notes.append(f"buffer {changed.name.removeprefix(BUFFER)} is changed by forward: plans keep it")
             item = replace(item, target=plain)
             source = changed.name
             names = {k: item.results[0] if v == source else v for k, v in names.items()} | {source: item.results[0]}
@@ -121,7 +126,7 @@ def _refuse_views(flat: Flat, op: Op, changed: str, position: int, names: dict[s
         read = set(later.operands if isinstance(later, Op) else later.inputs) & family
         if read:
             raise TraceError(
-                f"{op.module or 'the model'}: {op.target} changes a tensor in place of which another view is read later. "
+                f"{op.module or 'the model'}: {op.target} changes a tensor of which another view is read later. "
                 "Write the change without an in-place operator (for example torch.where, or out-of-place)."
             )
 
@@ -137,7 +142,9 @@ def without_no_ops(flat: Flat) -> Flat:
         else:
             items.append(item)
     outputs = tuple(names.get(o, o) for o in flat.outputs)
-    return replace(flat, items=tuple(items), outputs=outputs, loss=names.get(flat.loss, flat.loss) if flat.loss else None)
+    return replace(
+        flat, items=tuple(items), outputs=outputs, loss=names.get(flat.loss, flat.loss) if flat.loss else None
+    )
 
 
 def _is_no_op(op: Op, values: dict[str, TensorSpec]) -> bool:
@@ -146,7 +153,9 @@ def _is_no_op(op: Op, values: dict[str, TensorSpec]) -> bool:
     before, after = values[op.operands[0]], values[op.results[0]]
     if before != after:  # detach of something with a gradient differs in requires_grad
         return False
-    return op.target == "aten.dropout.default" and (op.args[1] == 0 or op.args[2] is False) or op.alias_of[0] is not None
+    return (op.target == "aten.dropout.default" and (op.args[1] == 0 or op.args[2] is False)) or op.alias_of[
+        0
+    ] is not None
 
 
 def without_dead_code(flat: Flat) -> Flat:

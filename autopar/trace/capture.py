@@ -11,7 +11,6 @@ from autopar.errors import ConfigError, TraceError
 from autopar.graph import OpGraph, TensorSpec
 from autopar.trace import blocks as blocks_
 from autopar.trace import marker
-from autopar.trace.blocks import Block
 from autopar.trace.canonical import explicit_sizes, functional, without_dead_code, without_no_ops
 from autopar.trace.convert import Converter, spec_of
 from autopar.trace.failure import trace_error
@@ -143,7 +142,9 @@ def _flat(inputs: BoundInputs, captured: _Captured) -> Flat:
     converter, outcome = captured.converter, captured.root.outcome
     assumptions = captured.assumptions
     if outcome.stands_in:
-        assumptions += ("the model returns no scalar and no loss_fn was given: planned on the sum of its float outputs",)
+        assumptions += (
+            "the model returns no scalar and no loss_fn was given: planned on the sum of its float outputs",
+        )
     own = {PARAM + n: s for n, s in captured.params.items()} | {BUFFER + n: s for n, s in captured.buffers.items()}
     return Flat(
         items=tuple(converter.items),

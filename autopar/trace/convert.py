@@ -53,7 +53,9 @@ def spec_of(tensor: Tensor) -> TensorSpec:
 class Converter:
     """Reads one exported program; afterwards `items`, `values` and `outputs` are those of a `Flat`."""
 
-    def __init__(self, program: ExportedProgram, names: tuple[str, ...], canonical: dict[str, str], blocks: list[Block]):
+    def __init__(
+        self, program: ExportedProgram, names: tuple[str, ...], canonical: dict[str, str], blocks: list[Block]
+    ):
         self.items: list[Item] = []
         self.values: dict[str, TensorSpec] = {}
         self.outputs: list[str] = []
@@ -70,13 +72,13 @@ class Converter:
 
     def _as_name(self, result: Any) -> str:
         if not isinstance(result, Ref):
-            raise TraceError(f"the model returns {result!r} where a tensor was expected. Return tensors computed in forward.")
+            raise TraceError(f"the model returns {result!r} instead of a tensor. Return tensors computed in forward.")
         return result.name
 
     def _placeholder(
         self, node: fx.Node, given: Any, inputs: Iterator[str], canonical: dict[str, str], program: ExportedProgram
     ) -> Any:
-        value = node.meta.get("val")
+        value: Any = node.meta.get("val")
         if given.kind == InputKind.USER_INPUT:
             name = INPUT + next(inputs)
         elif given.kind in (InputKind.PARAMETER, InputKind.BUFFER):
@@ -97,7 +99,9 @@ class Converter:
         kwargs = (("dtype", dtype), ("device", DeviceArg()))
         scalars = []
         for number in value.flatten().tolist():
-            scalars.append(self._emit("full", "aten.full.default", ((), number), kwargs, (TensorSpec((), dtype.name),))[0])
+            scalars.append(
+                self._emit("full", "aten.full.default", ((), number), kwargs, (TensorSpec((), dtype.name),))[0]
+            )
         if not value.ndim:
             return scalars[0]
         row = TensorSpec((Extent(0, value.numel()),), dtype.name)
@@ -118,7 +122,17 @@ class Converter:
     ) -> list[Ref]:
         results = tuple(self._free(name if len(specs) == 1 else f"{name}_{i}") for i in range(len(specs)))
         self.values |= dict(zip(results, specs, strict=True))
-        self.items.append(Op(results[0] if results else name, target, args, kwargs, results, (None,) * len(results), module=self._module))
+        self.items.append(
+            Op(
+                results[0] if results else name,
+                target,
+                args,
+                kwargs,
+                results,
+                (None,) * len(results),
+                module=self._module,
+            )
+        )
         return [Ref(r) for r in results]
 
     def _free(self, name: str) -> str:
@@ -138,7 +152,7 @@ class Converter:
                 return [env[a] if isinstance(a, fx.Node) else a for a in node.args[0]]
         return []
 
-    def _call(self, graph: fx.GraphModule, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
+    def _call(self, graph: fx.GraphModule, node: Any, env: dict[fx.Node, Any]) -> Any:
         target = node.target
         stack = node.meta.get("nn_module_stack")
         if stack and (path := next(reversed(stack.values()))[0]):
@@ -172,28 +186,28 @@ class Converter:
         tensors = [v for v in value or () if isinstance(v, Tensor)]
         return self._emit(node.name, target, args, kwargs, tuple(map(spec_of, tensors)))
 
-    def _block(self, node: fx.Node, env: dict[fx.Node, Any]) -> list[Ref]:
+    def _block(self, node: Any, env: dict[fx.Node, Any]) -> list[Ref]:
         inputs, produced, _, index = node.args
-        block = self._blocks[index]  # type: ignore[index]
+        block = self._blocks[index]
         if produced:
-            results = [env[n] for n in produced]  # type: ignore[union-attr]
+            results = [env[n] for n in produced]
         else:
             results = [Ref(self._free(f"{node.name}_{i}")) for i in range(len(node.meta["val"]))]
             self.values |= {r.name: spec_of(v) for r, v in zip(results, node.meta["val"], strict=True)}
-        given = tuple(env[n].name for n in inputs)  # type: ignore[union-attr]
+        given = tuple(env[n].name for n in inputs)
         self.items.append(BlockCall(block.path, block.kind, bool(produced), given, tuple(r.name for r in results)))
         return results
 
-    def _inline(self, graph: fx.GraphModule, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
+    def _inline(self, graph: fx.GraphModule, node: Any, env: dict[fx.Node, Any]) -> Any:
         """A region under `torch.no_grad` or autocast: its ops, with the results detached if gradients are off."""
         name = str(node.target)
         body_at = next((i for i, a in enumerate(node.args) if isinstance(a, fx.Node) and a.op == "get_attr"), None)
         if body_at is None or not any(known in name for known in _INLINED):
-            raise TraceError(f"{self._module or 'the model'}: {name} can't be planned yet. Write the step with ordinary operators.")
-        body = graph.get_submodule(str(node.args[body_at].target))  # type: ignore[union-attr]
-        inner = [n for n in body.graph.nodes if n.op == "placeholder"]  # type: ignore[union-attr]
+            raise TraceError(f"{self._module or 'the model'}: {name} can't be planned yet. Use ordinary operators.")
+        body: Any = graph.get_submodule(str(node.args[body_at].target))
+        inner = [n for n in body.graph.nodes if n.op == "placeholder"]
         given = [env[a] if isinstance(a, fx.Node) else a for a in node.args[body_at + 1 :]]
-        results = self._walk(body, dict(zip(inner, given, strict=True)))  # type: ignore[arg-type]
+        results = self._walk(body, dict(zip(inner, given, strict=True)))
         if node.args[0] is False and "set_grad" in name:
             results = [self._detached(r) for r in results]
         return results

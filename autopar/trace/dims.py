@@ -1,4 +1,4 @@
-"""The GPT and Llama families of transformers from their dimensions: small modules that trace fast and train for real."""
+"""The GPT and Llama families of transformers from their dimensions, in small modules that train for real."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ class Attention(nn.Module):
         return merged
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        heads: Tensor = x.unflatten(-1, (-1, self.head_dim))
+        return heads.transpose(1, 2)
 
 
 class FeedForward(nn.Module):

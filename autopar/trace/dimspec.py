@@ -25,7 +25,9 @@ def parse_dims(spec: str, seq_len: int | None = None) -> dict[str, Any]:
     missing = [k for k in REQUIRED if k not in given]
     if missing:
         mistakes.append(f"{spec}: {', '.join(missing)} missing; give {', '.join(f'{k}=N' for k in missing)}")
-    mistakes += [f"{spec}: {k}= is not supported yet; leave it out" for k in ("experts", "topk", "moe_ffn") if k in given]
+    mistakes += [
+        f"{spec}: {k}= is not supported yet; leave it out" for k in ("experts", "topk", "moe_ffn") if k in given
+    ]
     if seq_len is not None and seq_len < 1:
         mistakes.append(f"sequence length {seq_len}: must be at least 1")
     if missing or family not in FAMILIES:
@@ -71,7 +73,9 @@ def _filled(family: str, given: dict[str, int], seq_len: int | None) -> dict[str
 def _misfits(found: dict[str, Any], given: dict[str, int]) -> list[str]:
     misfits = []
     if found["hidden"] % found["heads"] and "head_dim" not in given:
-        misfits.append(f"hidden={found['hidden']} is no multiple of heads={found['heads']}; change one, or give head_dim=")
+        misfits.append(
+            f"hidden={found['hidden']} is no multiple of heads={found['heads']}; change one, or give head_dim="
+        )
     if found["heads"] % found["kv_heads"]:
         misfits.append(f"heads={found['heads']} is no multiple of kv_heads={found['kv_heads']}; change one")
     if found["family"] == "llama" and found["head_dim"] % 2:

@@ -33,7 +33,7 @@ def trace_error(model: nn.Module, error: BaseException | None) -> TraceError:
 
 def _in_library(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
-    return file.startswith(_TORCH) or file.startswith(str(Path(__file__).parent))
+    return file.startswith((_TORCH, str(Path(__file__).parent)))
 
 
 def _module_path(root: Root, frame: FrameType) -> str | None:

@@ -83,7 +83,9 @@ def rename_item(item: Item, names: Mapping[str, str]) -> Item:
     if isinstance(item, Op):
         return rename(item, names)
     return replace(
-        item, inputs=_each(item.inputs, lambda n: names.get(n, n)), results=_each(item.results, lambda n: names.get(n, n))
+        item,
+        inputs=_each(item.inputs, lambda n: names.get(n, n)),
+        results=_each(item.results, lambda n: names.get(n, n)),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import itertools
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -98,9 +98,7 @@ def _last_reader(flat: Flat, parts: list[Segment]) -> dict[str, int]:
     return found | dict.fromkeys(flat.outputs, len(parts))
 
 
-def _layer(
-    flat: Flat, part: Segment, index: int, read_by: dict[str, int], own: Owned, name: str
-) -> _Use:
+def _layer(flat: Flat, part: Segment, index: int, read_by: dict[str, int], own: Owned, name: str) -> _Use:
     made = {r for op in part.ops for r in op.results}
     read = dict.fromkeys(n for op in part.ops for n in op.operands if n not in made)
     params = tuple(n for n in read if n.startswith(PARAM))
@@ -149,17 +147,18 @@ def _local_names(
     for n in (*params, *buffers):
         inside = next((o for o in own.names[n] if prefix and o.startswith(f"{prefix}.")), None)
         names[n] = own.names[n][0] if inside is None else inside.removeprefix(f"{prefix}.")
-    taken = Counter(names.values())
+    taken = set(names.values())
     alone = Counter(op.module for op in ops)
     for op in ops:
         base = _op_name(op, prefix, alone[op.module] == 1)
         for result in op.results:
-            n = taken[base]
-            taken[base] += 1
-            names[result] = base if not n else f"{base}_{n}"
-            if n:
-                taken[names[result]] += 1
+            names[result] = _free(base, taken)
+            taken.add(names[result])
     return names
+
+
+def _free(base: str, taken: set[str]) -> str:
+    return base if base not in taken else next(n for i in itertools.count(1) if (n := f"{base}_{i}") not in taken)
 
 
 def _op_name(op: Op, prefix: str, alone: bool) -> str:
@@ -176,7 +175,8 @@ def _op_name(op: Op, prefix: str, alone: bool) -> str:
 def _common_module(names: list[str]) -> str:
     """Longest dotted path that all parameters' modules share."""
     modules = [n.rpartition(".")[0].split(".") for n in names]
-    return ".".join(os.path.commonprefix(modules)) if modules else ""
+    shared = itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*modules, strict=False))
+    return ".".join(parts[0] for parts in shared)
 
 
 def _layer_name(part: Segment) -> str:
@@ -190,7 +190,7 @@ def _layer_name(part: Segment) -> str:
 
 def _unique(name: str, uses: list[_Use]) -> str:
     taken = {u.name for u in uses}
-    return next(n for n in (name, *(f"{name}#{i}" for i in range(2, len(uses) + 3))) if n not in taken)
+    return _free(name, taken)
 
 
 # --- the chain ---------------------------------------------------------------------------------------------------
@@ -200,7 +200,11 @@ def _public_names(flat: Flat, uses: list[_Use]) -> dict[str, str]:
     """Names of the values of the chain: inputs by their path, layer outputs as `layer/local`."""
     names = {n: n.removeprefix(INPUT) for n in flat.inputs}
     for use in uses:
-        names |= {n: f"{use.name}/{local}" for n, local in zip(use.outputs, use.layer_class.outputs, strict=True) if n not in names}
+        names |= {
+            n: f"{use.name}/{local}"
+            for n, local in zip(use.outputs, use.layer_class.outputs, strict=True)
+            if n not in names
+        }
     return names
 
 

@@ -23,8 +23,8 @@ _RESULTS: dict[int, tuple[Tensor, ...]] = {}
 _KINDS = itertools.count()
 
 
-@torch.library.register_fake("autopar_trace::block", lib=_LIBRARY)
-def _block_fake(inputs: list[Tensor], produced: list[Tensor], kind: int, index: int) -> list[Tensor]:
+@torch.library.register_fake("autopar_trace::block", lib=_LIBRARY)  # type: ignore[untyped-decorator]
+def _block_fake(_: list[Tensor], produced: list[Tensor], kind: int, __: int) -> list[Tensor]:
     if produced:
         _RESULTS[kind] = tuple(produced)
     return [torch.empty_strided(r.shape, r.stride(), dtype=r.dtype, device=r.device) for r in _RESULTS[kind]]

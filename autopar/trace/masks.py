@@ -74,7 +74,12 @@ def _ancestors(name: str, makers: dict[str, Op]) -> set[str] | None:
 
 
 def _largest(flat: Flat, names: set[str], batch: int) -> int:
-    sizes = [torch.Size(flat.values[r].shape_at(batch)).numel() for i in flat.items if isinstance(i, Op) and i.name in names for r in i.results]
+    sizes = [
+        torch.Size(flat.values[r].shape_at(batch)).numel()
+        for i in flat.items
+        if isinstance(i, Op) and i.name in names
+        for r in i.results
+    ]
     return max(sizes)
 
 

@@ -117,6 +117,9 @@ def _observe_op(op: Op, env: dict[str, Tensor], batch: int) -> _Seen:
     env |= dict(zip(op.results, results, strict=True))
     owners = {storage_id(r): name for name, r in zip(op.results, results, strict=True)} | owners
     names = tuple(dict.fromkeys(owners[storage_id(t)] for t in packed if storage_id(t) in owners))
-    extra = {storage_id(t): (tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in packed if storage_id(t) not in owners}
+    extra = {
+        storage_id(t): (tuple(t.shape), str(t.dtype).removeprefix("torch."))
+        for t in packed
+        if storage_id(t) not in owners
+    }
     return _Seen(names, tuple(extra.values()), alias_of, tuple(r.requires_grad for r in results))
-

@@ -109,4 +109,3 @@ def _alive_before(ops: list[Op], flat: Flat) -> list[int]:
 
 def _is_activation(spec: TensorSpec) -> bool:
     return spec.dtype.startswith(("float", "bfloat", "complex")) and (spec.requires_grad or spec.batch_dim is not None)
-

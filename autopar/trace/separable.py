@@ -6,14 +6,13 @@ the samples, or mixes samples in another way; an operator that is not known to k
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from autopar.graph import Argument, Extent, LayerClass, Op, OpGraph, Ref, TensorSpec
+from autopar.graph import Argument, Extent, LayerClass, Op, OpGraph, TensorSpec
 from autopar.trace.run import overload
 
 
@@ -43,36 +42,48 @@ class _Mixed:
 
 _State = _Free | _Sample | _Reduced | _Mixed
 
-_VIEWS = {"view", "reshape", "_unsafe_view", "flatten", "unflatten"}
-_PERMUTING = {"transpose", "permute", "t", "unsqueeze", "expand", "squeeze", "contiguous", "alias", "lift_fresh_copy"}
+_VIEWS = {
+    "view", "reshape", "_unsafe_view", "flatten", "unflatten",
+}  # fmt: skip
+_PERMUTING = {
+    "transpose", "permute", "t", "unsqueeze", "expand", "squeeze", "contiguous", "alias", "lift_fresh_copy",
+}  # fmt: skip
 _POINTWISE = {
-    "dropout", "to", "clone", "detach", "where", "masked_fill", "type_as", "float", "zeros_like", "ones_like", "full_like",
-    "one_hot", "gelu", "copy", "new_zeros", "new_ones", "new_full", "silu", "mish", "selu", "relu6", "hardtanh",
+    "dropout", "to", "clone", "detach", "where", "masked_fill", "type_as", "float", "copy", "one_hot", "zeros_like",
+    "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "gelu", "silu", "mish", "selu", "relu6",
+    "hardtanh",
 }  # fmt: skip
 _ALONG_DIM = {
     "softmax", "log_softmax", "_softmax", "_log_softmax", "cat", "stack", "slice", "select", "narrow", "split",
-    "split_with_sizes", "chunk", "unbind", "cumsum", "cumprod", "diff", "sort", "argsort", "topk", "argmax", "argmin", "amax",
-    "amin", "max", "min", "var", "std", "var_mean", "logsumexp", "flip", "roll", "gather", "norm", "linalg_vector_norm",
-    "prod", "any", "all", "glu", "unfold", "index_select", "rms_norm", "scatter", "scatter_add",
+    "split_with_sizes", "chunk", "unbind", "cumsum", "cumprod", "diff", "sort", "argsort", "topk", "argmax", "argmin",
+    "amax", "amin", "max", "min", "var", "std", "var_mean", "logsumexp", "flip", "roll", "gather", "norm",
+    "linalg_vector_norm", "prod", "any", "all", "glu", "unfold", "index_select", "scatter", "scatter_add",
 }  # fmt: skip
-_CONTRACTIONS = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm"}
+_CONTRACTIONS = {
+    "linear", "matmul", "mm", "bmm", "addmm", "baddbmm",
+}  # fmt: skip
 _BATCH_FIRST = {
-    "conv1d", "conv2d", "conv3d", "convolution", "max_pool1d", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "group_norm",
-    "adaptive_avg_pool1d", "conv_transpose2d", "upsample_nearest2d", "upsample_bilinear2d", "pixel_shuffle",
-    "instance_norm",
+    "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose2d", "max_pool1d", "max_pool2d", "avg_pool2d",
+    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "group_norm", "instance_norm", "upsample_nearest2d",
+    "upsample_bilinear2d", "pixel_shuffle",
 }  # fmt: skip
 _LOSSES = {
     "cross_entropy_loss": "ce", "nll_loss": "ce", "nll_loss_nd": "ce", "mse_loss": "mean", "l1_loss": "mean",
     "smooth_l1_loss": "mean", "huber_loss": "mean", "binary_cross_entropy": "mean",
     "binary_cross_entropy_with_logits": "mean", "kl_div": "mean",
 }  # fmt: skip
-_LINEAR = {"mul", "div", "neg", "view", "reshape", "to", "clone", "squeeze", "unsqueeze", "add", "sub", "sum", "mean", "alias"}
+_LINEAR = {
+    "mul", "div", "neg", "view", "reshape", "to", "clone", "squeeze", "unsqueeze", "add", "sub", "sum", "mean",
+    "alias",
+}  # fmt: skip
 
 
 def judge(graph: OpGraph) -> OpGraph:
     """`graph` with `separable` and `why_not_separable` filled in."""
     target = graph.loss or (graph.outputs[-1] if graph.outputs else "")
-    states: dict[str, _State] = {n: _Sample() if graph.values[n].batch_dim is not None else _Free() for n in graph.inputs}
+    states: dict[str, _State] = {
+        n: _Sample() if graph.values[n].batch_dim is not None else _Free() for n in graph.inputs
+    }
     memo: dict[tuple[int, tuple[_State, ...]], tuple[_State, ...]] = {}
     for layer in graph.layers:
         key = (layer.class_index, tuple(states[n] for n in layer.inputs))
@@ -157,38 +168,32 @@ def _mixes(op: Op, given: list[_State], values: dict[str, TensorSpec], result: T
 
 def _apart(op: Op, name: str, specs: list[TensorSpec], operands: list[TensorSpec], result: TensorSpec) -> str | None:
     """Why an op whose operands and result each have one batch dim mixes samples, or None."""
-    tags = overload(op.target).tags
-    if name in _VIEWS:
-        return None if _same_samples(specs[0], result) else f"{name} reorders samples"
-    if torch.Tag.pointwise in tags or name in _POINTWISE:
+    at = _from_end(specs[0])
+    if torch.Tag.pointwise in overload(op.target).tags or name in _POINTWISE:
         numbers = any(isinstance(a, Extent) and a.is_batch for a in op.args) and not name.startswith("new_")
         aligned = all(_from_end(s) == _from_end(result) for s in specs)
         return None if aligned and not numbers else f"{name} sets samples against each other"
-    if name in _PERMUTING:
-        return None
-    if name in _CONTRACTIONS:
-        return None if not _contracts_batch(name, operands) else f"{name} sums over the samples"
-    if name in ("embedding", "scaled_dot_product_attention"):
-        split = all(_from_end(s) < -2 or name == "embedding" for s in specs)
-        return None if split and (name != "embedding" or len(specs) == 1) else f"{name} sets samples against each other"
-    if name == "layer_norm":
-        normalised = op.args[1]
-        return None if isinstance(normalised, tuple) and _from_end(specs[0]) < -len(normalised) else "layer_norm over samples"
-    if name == "rms_norm":
-        normalised = op.args[1]
-        return None if isinstance(normalised, tuple) and _from_end(specs[0]) < -len(normalised) else "rms_norm over samples"
     if name == "batch_norm":
         return "batch norm in training mode uses the statistics of the whole batch" if op.args[5] is True else None
-    if name in ("pad", "constant_pad_nd"):
-        sizes = op.args[1]
-        return None if isinstance(sizes, tuple) and _from_end(specs[0]) < -len(sizes) // 2 else "pad adds samples"
-    if name in _BATCH_FIRST:
-        return None if specs[0].batch_dim == 0 else f"{name} over samples"
-    if name in _ALONG_DIM:
-        return None if not _touches_batch(op, specs) else f"{name} works along the samples"
-    if name in ("tril", "triu"):
-        return None if _from_end(specs[0]) < -2 else f"{name} numbers the samples"
-    return f"{op.target} is not known to keep samples apart"
+    verdicts = {
+        **dict.fromkeys(_VIEWS, lambda: _same_samples(specs[0], result)),
+        **dict.fromkeys(_PERMUTING, lambda: True),
+        **dict.fromkeys(_CONTRACTIONS, lambda: not _contracts_batch(name, operands)),
+        **dict.fromkeys(_BATCH_FIRST, lambda: specs[0].batch_dim == 0),
+        **dict.fromkeys(_ALONG_DIM, lambda: not _touches_batch(op, specs)),
+        **dict.fromkeys(("layer_norm", "rms_norm"), lambda: at < -_length(op.args[1])),
+        **dict.fromkeys(("pad", "constant_pad_nd"), lambda: at < -_length(op.args[1]) // 2),
+        **dict.fromkeys(("tril", "triu"), lambda: at < -2),
+        "embedding": lambda: len(specs) == 1 and operands[0].batch_dim is None,
+        "scaled_dot_product_attention": lambda: all(_from_end(s) < -2 for s in specs),
+    }
+    if name not in verdicts:
+        return f"{op.target} is not known to keep samples apart"
+    return None if verdicts[name]() else f"{name} sets samples against each other"
+
+
+def _length(argument: Argument) -> int:
+    return len(argument) if isinstance(argument, tuple) else 1
 
 
 def _loss(op: Op, name: str) -> _Reduced | None:
@@ -207,9 +212,9 @@ def _batch_dims(spec: TensorSpec) -> int:
 
 
 def _from_end(spec: TensorSpec) -> int:
-    """The batch dim counted from the end (-1 = last)."""
+    """The batch dim counted from the end (-1 = last); 0 if there is none."""
     dim = spec.batch_dim
-    return -math.inf if dim is None else dim - len(spec.shape)  # type: ignore[return-value]
+    return 0 if dim is None else dim - len(spec.shape)
 
 
 def _same_samples(before: TensorSpec, after: TensorSpec) -> bool:
@@ -247,6 +252,8 @@ def _argument(op: Op, name: str, default: Argument) -> Argument:
     """The argument called `name` in the operator's schema, as given or by default."""
     for position, declared in enumerate(overload(op.target)._schema.arguments):
         if declared.name == name:
-            given: Any = op.args[position] if position < len(op.args) else dict(op.kwargs).get(name, declared.default_value)
+            given: Any = (
+                op.args[position] if position < len(op.args) else dict(op.kwargs).get(name, declared.default_value)
+            )
             return tuple(given) if isinstance(given, list) else given
     return default

@@ -81,7 +81,9 @@ def _from_function(spec: str, seq_len: int | None) -> tuple[nn.Module, ExampleIn
     except AutoparError:
         raise
     except Exception as error:
-        raise ConfigError(f"{spec}: failed with {type(error).__name__}: {error}. It is called without arguments.") from error
+        raise ConfigError(
+            f"{spec}: failed with {type(error).__name__}: {error}. It is called without arguments."
+        ) from error
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
         raise ConfigError(f"{spec}: returned {type(made).__name__}; return (module, example inputs)")
     return made
@@ -115,7 +117,9 @@ def _from_transformers(where: str, seq_len: int | None) -> tuple[nn.Module, Exam
     named = (getattr(config, "architectures", None) or [None])[0]
     head = getattr(transformers, named or "", None)
     if head is None:
-        raise ConfigError(f"hf:{where}: architectures[0] is {named!r}, which transformers does not have; name a model class")
+        raise ConfigError(
+            f"hf:{where}: architectures[0] is {named!r}, which transformers does not have; name a model class"
+        )
     config.use_cache = False
     try:
         with torch.device("meta"):
@@ -131,17 +135,21 @@ def _config(where: Path) -> Any:
     try:
         data = json.loads(file.read_text())
     except FileNotFoundError:
-        raise ConfigError(f"hf:{where}: no such file ({file}); give a configuration file or the folder that has config.json") from None
+        raise ConfigError(
+            f"hf:{where}: no such file ({file}); give a configuration file or the folder that has config.json"
+        ) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"hf:{where}: can't be read as JSON ({error})") from None
     try:
         from transformers import CONFIG_MAPPING
     except ImportError:
         raise ConfigError(f"hf:{where}: needs transformers; pip install 'autopar[hf]'") from None
-    kind = data.get("model_type") if isinstance(data, dict) else None
+    kind = str(data.get("model_type")) if isinstance(data, dict) else "None"
     if kind not in CONFIG_MAPPING:
-        near = difflib.get_close_matches(str(kind), list(CONFIG_MAPPING.keys()), 3)
-        raise ConfigError(f"hf:{where}: model_type is {kind!r}, which transformers does not know; near: {', '.join(near) or 'none'}")
+        near = difflib.get_close_matches(kind, list(CONFIG_MAPPING.keys()), 3)
+        raise ConfigError(
+            f"hf:{where}: model_type is {kind!r}, which transformers does not know; near: {', '.join(near) or 'none'}"
+        )
     try:
         return CONFIG_MAPPING[kind].from_dict(data)
     except Exception as error:
@@ -156,7 +164,9 @@ def _inputs_for(model: nn.Module, config: Any, head: str, seq_len: int | None) -
         pixels = torch.zeros(BATCH, config.num_channels, side, side, device="meta")
         return {"pixel_values": pixels} | ({"labels": _tokens()} if "Classification" in head else {})
     if main != "input_ids":
-        raise ConfigError(f"hf:{head}: takes {main!r}; only tokens and images can be made here. Use FILE.py:function instead.")
+        raise ConfigError(
+            f"hf:{head}: takes {main!r}; only tokens and images can be made here. Use FILE.py:function instead."
+        )
     longest = getattr(config, "max_position_embeddings", None) or 2048
     if seq_len is not None and seq_len > longest:
         raise ConfigError(f"sequence length {seq_len} is over the {longest} positions of {head}; give a smaller one")
@@ -165,7 +175,9 @@ def _inputs_for(model: nn.Module, config: Any, head: str, seq_len: int | None) -
 
 
 def _labels(head: str, seq: int) -> dict[str, Tensor]:
-    if head.endswith(("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForConditionalGeneration", "ForTokenClassification")):
+    if head.endswith(
+        ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForConditionalGeneration", "ForTokenClassification")
+    ):
         return {"labels": _tokens(seq)}
     if head.endswith(("ForSequenceClassification", "ForMultipleChoice")):
         return {"labels": _tokens()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 
 from autopar.graph import Op, TensorSpec
@@ -11,7 +12,7 @@ from autopar.trace.segments import Segment
 
 @dataclass(frozen=True)
 class Owned:
-    """Names of parameters and buffers: `names` has every dotted one by prefixed canonical name, `canonical` the inverse."""
+    """Names of parameters and buffers: every dotted one by prefixed canonical name, and the inverse."""
 
     names: dict[str, list[str]]
     canonical: dict[str, str]
@@ -43,7 +44,10 @@ def with_tails(flat: Flat, parts: list[Segment], own: Owned) -> tuple[Flat, list
         ops, skip = part.ops[skip:], 0
         if part.call and part.call.kind in kinds:
             skip = tails.get(i, 0)
-            ops = (*_expanded(firsts[part.call.kind], part.call, own, values), *(parts[i + 1].ops[:skip] if skip else ()))
+            ops = (
+                *_expanded(firsts[part.call.kind], part.call, own, values),
+                *(parts[i + 1].ops[:skip] if skip else ()),
+            )
             found.append(Segment(ops, path=part.path))
         elif ops or part.call:
             found.append(replace(part, ops=ops))
@@ -54,7 +58,7 @@ def _tails(parts: list[Segment]) -> dict[int, int]:
     """For blocks by index, how many ops of the next stretch join them."""
     found: dict[int, int] = {}
     usual: dict[int, tuple[str, ...]] = {}
-    for i, (part, after) in enumerate(zip(parts, parts[1:], strict=False)):
+    for i, (part, after) in enumerate(itertools.pairwise(parts)):
         if part.call is None or after.call is not None:
             continue
         targets = tuple(op.target for op in after.ops)

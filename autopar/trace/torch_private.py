@@ -6,17 +6,17 @@ from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
-from torch.export._trace import _compiling_state_context
+from torch.export._trace import _compiling_state_context  # type: ignore[attr-defined]
 
 
 def as_if_exporting() -> AbstractContextManager[None]:
     """Inside, `torch.compiler.is_exporting()` is true, so that models take the branches they take under export."""
-    return _compiling_state_context()  # type: ignore[no-any-return,no-untyped-call]
+    return _compiling_state_context()
 
 
 def storage_id(tensor: Tensor) -> int:
     """A number that tensors of one storage share while it is alive."""
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 HIGHER_ORDER = torch._ops.HigherOrderOperator

@@ -37,7 +37,9 @@ class Strange(nn.Module):
         self.scale = nn.Parameter(torch.full((WIDTH,), 1.0 + index))
         self.register_buffer("shift", torch.arange(WIDTH) / (10.0 + index))
 
-    def forward(self, state: dict[str, Any], power: int, extra: Tensor | None = None) -> tuple[dict[str, Tensor], float]:
+    def forward(
+        self, state: dict[str, Any], power: int, extra: Tensor | None = None
+    ) -> tuple[dict[str, Tensor], float]:
         x = state["x"]
         y = self.up(torch.sigmoid(self.down(x)) ** power) * self.scale + self.shift
         y = y if extra is None else y + extra
@@ -68,9 +70,11 @@ class TiedBlocks(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCAB, WIDTH)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(3))
-        for block in self.blocks:
-            block[1].weight = self.blocks[0][1].weight
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(3)
+        )
+        for i in (1, 2):
+            self.get_submodule(f"blocks.{i}.1").weight = self.get_parameter("blocks.0.1.weight")
         self.head = nn.Linear(WIDTH, VOCAB, bias=False)
         self.head.weight = self.embed.weight
         self.unused = nn.Linear(2, 2)
@@ -135,15 +139,21 @@ def _decoder(spec: str) -> Callable[[], nn.Module]:
 def _gpt2() -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    sizes = dict(n_layer=3, n_embd=WIDTH, n_head=4, vocab_size=VOCAB, n_positions=SEQ, bos_token_id=0, eos_token_id=0)
-    return GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False))
+    config = GPT2Config(
+        n_layer=3, n_embd=WIDTH, n_head=4, vocab_size=VOCAB, n_positions=SEQ, bos_token_id=0, eos_token_id=0,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
+    )  # fmt: skip
+    return GPT2LMHeadModel(config)
 
 
 def _llama() -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = dict(num_hidden_layers=3, hidden_size=WIDTH, num_attention_heads=4, num_key_value_heads=2, vocab_size=VOCAB)
-    return LlamaForCausalLM(LlamaConfig(**sizes, intermediate_size=24, use_cache=False))
+    config = LlamaConfig(
+        num_hidden_layers=3, hidden_size=WIDTH, num_attention_heads=4, num_key_value_heads=2, vocab_size=VOCAB,
+        intermediate_size=24, use_cache=False,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
 
 
 CASES = {

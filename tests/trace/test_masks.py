@@ -1,0 +1,77 @@
+"""Attention masks are recognised by value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autopar.graph import Op
+from autopar.trace import trace
+
+SEQ = 6
+
+
+class _Attention(nn.Module):
+    def __init__(self, mask: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.mask = mask
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.linear(x).unsqueeze(1)
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=self.mask(x), dropout_p=0.0).sum()
+
+
+def _square(x: Tensor) -> Tensor:
+    return torch.ones(SEQ, SEQ, dtype=torch.bool, device=x.device)
+
+
+def _causal(x: Tensor) -> Tensor:
+    return _square(x).tril()
+
+
+def _additive(x: Tensor) -> Tensor:
+    return torch.zeros(SEQ, SEQ, device=x.device).masked_fill(~_causal(x), float("-inf"))
+
+
+def _per_sample(x: Tensor) -> Tensor:
+    at = torch.arange(SEQ, device=x.device)
+    return (at.unsqueeze(1) >= at).expand(x.shape[0], 1, SEQ, SEQ)
+
+
+def _window(x: Tensor) -> Tensor:
+    return _causal(x) & ~_square(x).tril(-3)
+
+
+def _from_data(x: Tensor) -> Tensor:
+    return _causal(x) & (x[:, :, 0] < 100.0).unsqueeze(1).unsqueeze(1)
+
+
+def _attention(mask: Callable[[Tensor], Tensor]) -> tuple[Op, int]:
+    graph = trace(_Attention(mask), (torch.zeros(2, SEQ, 4),))
+    ops = [op for c in graph.classes for op in c.ops]
+    return next(op for op in ops if "attention" in op.target), len(ops)
+
+
+@pytest.mark.parametrize("mask", [_causal, _additive, _per_sample])
+def test_causal_masks_become_a_flag(mask: Callable[[Tensor], Tensor]) -> None:
+    """A lower triangle, however it is made, becomes is_causal and its makers disappear."""
+    op, count = _attention(mask)
+    assert op.args[3:6] == (None, 0.0, True)
+    assert count == 4
+
+
+def test_full_mask_is_dropped() -> None:
+    """A mask that lets everything through is left out."""
+    assert _attention(_square)[0].args[3:6] == (None, 0.0, False)
+
+
+@pytest.mark.parametrize("mask", [_window, _from_data])
+def test_other_masks_stay(mask: Callable[[Tensor], Tensor]) -> None:
+    """A sliding window, or a mask that depends on data, stays an operand."""
+    op, _ = _attention(mask)
+    assert len(op.operands) == 4
