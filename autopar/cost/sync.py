@@ -93,13 +93,13 @@ def _cast(elements: int, policy: DtypePolicy) -> OpKey:
 
 
 _STEP_OPS: dict[str, tuple[str, ...]] = {
-    "adamw": ("mul_", "lerp_", "mul_", "addcmul_", "sqrt", "div", "add", "addcdiv_"),
-    "adam": ("lerp_", "mul_", "addcmul_", "sqrt", "div", "add", "addcdiv_"),
+    "adamw": ("mul_", "lerp_", "mul_", "addcmul_", "sqrt", "div", "add_", "addcdiv_"),
+    "adam": ("lerp_", "mul_", "addcmul_", "sqrt", "div", "add_", "addcdiv_"),
     "sgd": ("addcdiv_",),
 }
 """Elementwise passes that torch.optim's unfused implementations make over each parameter."""
 
-_STEP_OPERANDS = {"mul_": 1, "lerp_": 2, "addcmul_": 3, "addcdiv_": 3, "sqrt": 1, "div": 1, "add": 1}
+_STEP_OPERANDS = {"mul_": 1, "lerp_": 2, "addcmul_": 3, "addcdiv_": 3, "sqrt": 1, "div": 1, "add_": 1}
 _STEP_OVERLOADS = {"lerp_": "Scalar", "addcmul_": "default", "addcdiv_": "default", "sqrt": "default"}
 
 

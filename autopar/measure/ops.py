@@ -15,6 +15,9 @@ from autopar.graph import DeviceArg, Dtype, Operand, OpKey
 from autopar.measure.profile import Sample, Timing
 
 LEAST_REPEATS, MOST_REPEATS = 3, 50
+HELD_BYTES = 1 << 30
+"""Most bytes of results kept at once."""
+
 FLUSH_BYTES = 256 << 20
 """Written between repeats on cuda: more than any second-level cache, which a training step would not find warm."""
 
@@ -22,8 +25,9 @@ FLUSH_BYTES = 256 << 20
 def time_op(key: OpKey, device: torch.device, budget_s: float = 0.015) -> Timing:
     """Run the op of `key` again and again for about `budget_s`; what can't be run is returned as failed.
 
-    The first run warms up and is not counted. The backward is `autograd.grad` for the operands that want a gradient,
-    less what the engine itself takes to start.
+    The first run warms up and is not counted. As in a training step all forward runs come first, their results kept,
+    so that each allocates anew; then the backward runs, last first. The backward is `autograd.grad` for the operands
+    that want a gradient, less what the engine itself takes to start.
     """
     try:
         return _timed(_Trial(key, device), device, budget_s)
@@ -32,17 +36,27 @@ def time_op(key: OpKey, device: torch.device, budget_s: float = 0.015) -> Timing
 
 
 def _timed(trial: _Trial, device: torch.device, budget_s: float) -> Timing:
-    trial.once(device)
-    start_s = time.perf_counter()
-    forward: list[float] = []
-    backward: list[float] = []
-    while len(forward) < LEAST_REPEATS or (len(forward) < MOST_REPEATS and time.perf_counter() - start_s < budget_s):
-        forward_s, backward_s = trial.once(device)
-        forward.append(forward_s)
-        if backward_s is not None:
-            backward.append(backward_s)
+    repeats = _repeats(trial, device, budget_s)
+    forward, kept = list[float](), list[list[Tensor]]()
+    for _ in range(repeats):
+        seconds, results = trial.forward(device)
+        forward.append(seconds)
+        kept.append(results)
+    backward = [s for s in (trial.backward(kept.pop(), device) for _ in range(repeats)) if s is not None]
     idle_s = engine_start_s(device) if backward else 0.0
     return Timing(Sample(tuple(forward)), Sample(tuple(max(0.0, s - idle_s) for s in backward)))
+
+
+def _repeats(trial: _Trial, device: torch.device, budget_s: float) -> int:
+    """How often an op runs in the budget and with its results held, judged by the second of two runs."""
+    start_s, results = 0.0, list[Tensor]()
+    for _ in range(2):
+        start_s = time.perf_counter()
+        _, results = trial.forward(device)
+        trial.backward(results, device)
+    by_time = budget_s / max(time.perf_counter() - start_s, 1e-9)
+    by_memory = HELD_BYTES / max(1, sum(t.nbytes for t in results))
+    return max(LEAST_REPEATS, min(MOST_REPEATS, int(min(by_time, by_memory))))
 
 
 @cache
@@ -88,21 +102,25 @@ class _Trial:
         self.wanted = [t for t in _tensors([*self.args, *self.kwargs.values()]) if t.requires_grad]
         self.gradients: list[Tensor] | None = None
 
-    def once(self, device: torch.device) -> tuple[float, float | None]:
-        """Seconds of one forward, and of one backward where there is any."""
+    def forward(self, device: torch.device) -> tuple[float, list[Tensor]]:
+        """Seconds of one forward, and its results."""
         _flush(device)
         clock = clock_for(device)
         result = self.function(*self.args, **self.kwargs)
-        forward_s = clock()
-        outputs = [t for t in _tensors(result) if t.requires_grad] if self.wanted else []
-        if not outputs:
-            return forward_s, None
+        seconds = clock()
+        return seconds, list(_tensors(result))
+
+    def backward(self, results: list[Tensor], device: torch.device) -> float | None:
+        """Seconds of one backward; None where there is nothing to differentiate."""
+        outputs = [t for t in results if t.requires_grad]
+        if not (outputs and self.wanted):
+            return None
         if self.gradients is None:
-            self.gradients = [torch.randn_like(t, memory_format=torch.contiguous_format) for t in outputs]
+            self.gradients = [torch.rand_like(t, memory_format=torch.contiguous_format) for t in outputs]
         _flush(device)
         clock = clock_for(device)
         torch.autograd.grad(outputs, self.wanted, self.gradients, allow_unused=True)
-        return forward_s, clock()
+        return clock()
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
@@ -125,7 +143,7 @@ def _flush(device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class _Maker:
-    """Makes the arguments of a key: random floats, integers that are valid indices."""
+    """Makes the arguments of a key: random positive floats (roots of negative ones are slow), integers in range."""
 
     key: OpKey
     device: torch.device
@@ -147,7 +165,7 @@ class _Maker:
             return torch.rand(operand.shape, device=self.device) < 0.5
         if not (dtype.is_floating_point or dtype.is_complex):
             return torch.randint(0, self.largest_index(), operand.shape, dtype=dtype, device=self.device)
-        made = torch.randn(operand.shape, device=self.device).to(dtype)
+        made = torch.rand(operand.shape, device=self.device).add_(0.1).to(dtype)
         return made.requires_grad_(operand.requires_grad)
 
     def largest_index(self) -> int:
