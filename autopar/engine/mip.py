@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from time import monotonic
@@ -82,11 +83,18 @@ class Mip:
         r, c, v = np.broadcast_arrays(np.asarray(rows), np.asarray(columns), np.asarray(values, dtype=np.float64))
         self._entries.append((r.ravel(), c.ravel(), v.ravel()))
 
-    def solve(self, relative_gap: float = 1e-6, time_limit_s: float | None = None, cutoff: float = np.inf) -> MipResult:
+    def solve(
+        self,
+        relative_gap: float = 1e-6,
+        time_limit_s: float | None = None,
+        cutoff: float = np.inf,
+        repair: Callable[[Floats], bool] | None = None,
+    ) -> MipResult:
         """The least value to within `relative_gap`; answers of `cutoff` or more are of no interest.
 
         First the relaxation; then the program over the columns of small reduced cost only. An answer that is no
         further above the relaxation than any column left out proves itself; else those it does not rule out come back.
+        `repair(values)` may add rows that an answer breaks; it then says True, and the answer is dropped.
         """
         clock = _Clock(time_limit_s)
         relaxed, reduced = self._relaxation(clock)
@@ -97,7 +105,11 @@ class Mip:
         slack = min(_first_slack(reduced[rests], 1e-9 * abs(floor)), cutoff - floor)
         while True:
             result = self._integer(rests & (reduced > slack), relative_gap, clock)
+            if repair is not None and result.values is not None and repair(result.values):
+                continue
             result = replace(result, bound=max(floor, min(result.bound, floor + slack)))
+            if result.objective >= cutoff:
+                result = replace(result, values=None, objective=np.inf)
             close = result.objective - result.bound <= relative_gap * abs(result.objective) < np.inf
             if close or not result.complete or floor + slack >= min(cutoff, result.objective):
                 return result

@@ -1,6 +1,7 @@
 """Over scenarios: bound all, solve in order of bound until no bound is below the best answer (best-first search).
 
-A. H. Land, A. G. Doig, "An automatic method of solving discrete programming problems", 1960, with one level of branches.
+A. H. Land, A. G. Doig, "An automatic method of solving discrete programming problems", 1960, with one level of
+branches.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ Payload = TypeVar("Payload")
 
 
 class Outcome(Enum):
-    """OPTIMAL: nothing is better than the answer by more than the gap; FEASIBLE: time ran out; INFEASIBLE: no answer."""
+    """OPTIMAL: nothing is better than the answer by more than the gap; FEASIBLE: time ran out; INFEASIBLE: no answer.
+
+    TIME_LIMIT: time ran out before any answer.
+    """
 
     OPTIMAL = "optimal"
     FEASIBLE = "feasible"
@@ -69,7 +73,7 @@ def search(
     *,
     top: int = 1,
     time_limit_s: float | None = None,
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
 ) -> Answer[Payload]:
     """The `top` best answers, each of another scenario. Equal ones keep the order of the scenarios.
 

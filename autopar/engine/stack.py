@@ -50,7 +50,7 @@ def solve_stack(problem: StackProblem, options: StackOptions = StackOptions()) -
         solution = _answer(smaller, free, bound_s, options)
     else:
         solution = _by_counts(smaller, bound_s, options, end)
-    walks = [tuple((int(rows[c]), n) for c, n in steps) for rows, steps in zip(kept, solution.walks)]
+    walks = [tuple((int(rows[c]), n) for c, n in steps) for rows, steps in zip(kept, solution.walks, strict=False)]
     return replace(solution, walks=tuple(walks))
 
 

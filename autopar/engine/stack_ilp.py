@@ -8,7 +8,6 @@ problem). The largest transient of a run is modelled by levels: level l costs th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from time import monotonic
 
 import numpy as np
 
@@ -30,7 +29,7 @@ def fastest_flow(
     problem: StackProblem, relative_gap: float = 1e-6, time_limit_s: float | None = None, cutoff_s: float = np.inf
 ) -> FlowResult:
     """Least seconds (`fixed_s` left out, as in `cutoff_s`) under `limit_bytes`."""
-    program = _Program(problem, [problem.seconds(r) for r in range(len(problem.runs))])
+    program = StackProgram(problem, [problem.seconds(r) for r in range(len(problem.runs))])
     if problem.limit_bytes is not None:
         program.limit(problem.limit_bytes)
     return program.solve(relative_gap, time_limit_s, cutoff_s)
@@ -38,13 +37,15 @@ def fastest_flow(
 
 def leanest_flow(problem: StackProblem, relative_gap: float = 1e-9, time_limit_s: float | None = None) -> FlowResult:
     """Least peak bytes, whatever the time; the limit is ignored. The bound is in bytes."""
-    program = _Program(problem, [np.zeros(len(run.choices)) for run in problem.runs])
+    program = StackProgram(problem, [np.zeros(len(run.choices)) for run in problem.runs])
     program.minimise_peak()
     result = program.solve(relative_gap, time_limit_s)
     return replace(result, bound=result.bound * program.unit)
 
 
-class _Program:
+class StackProgram:
+    """The integer program of a stack problem, with a cost for each choice of each run."""
+
     def __init__(self, problem: StackProblem, costs: list[Floats]) -> None:
         self.problem = problem
         self.mip = Mip()
@@ -72,6 +73,17 @@ class _Program:
             self.mip.entries(rows[run.choices.exit], self.counts[r], 1.0)
             self.mip.entries(rows[run.choices.entry], self.counts[r], -1.0)
             self.mip.entries(self.mip.rows(1, run.count, run.count), self.counts[r], 1.0)
+            self._start(r)
+
+    def _start(self, run: int) -> None:
+        """The first layer of a run enters in the state in front of it; so does a single layer, and nowhere else."""
+        count, choices = self.problem.runs[run].count, self.problem.runs[run].choices
+        rows = self.mip.rows(self.problem.states, 0.0, 0.0 if count == 1 else np.inf)
+        self.mip.entries(rows[choices.entry], self.counts[run], 1.0)
+        self.mip.entries(rows, self.at[run], -1.0)
+        if count > 1:
+            for state in np.unique(choices.entry[choices.entry == choices.exit]):
+                self._cut(run, np.array([state]))
 
     def _ties(self) -> None:
         for tie in range(self.problem.runs[0].choices.ties.shape[1]):
@@ -133,22 +145,19 @@ class _Program:
 
     def solve(self, relative_gap: float, time_limit_s: float | None, cutoff: float = np.inf) -> FlowResult:
         """Solve, adding cuts until the flow of every run hangs together."""
-        end = np.inf if time_limit_s is None else monotonic() + time_limit_s
-        while True:
-            left = None if time_limit_s is None else max(0.0, end - monotonic())
-            result = self.mip.solve(relative_gap, left, cutoff)
-            if result.values is None:
-                return FlowResult(None, result.bound, result.complete)
-            flow = self._flow_of(result.values)
-            cuts = [
-                (r, states)
-                for r, run in enumerate(self.problem.runs)
-                for states in unreached_states(run.choices, flow.counts[r], flow.starts[r])
-            ]
-            if not cuts:
-                return FlowResult(flow, result.bound, result.complete)
-            for r, states in cuts:
+        result = self.mip.solve(relative_gap, time_limit_s, cutoff, self._cut_loose)
+        flow = None if result.values is None else self._flow_of(result.values)
+        return FlowResult(flow, result.bound, result.complete)
+
+    def _cut_loose(self, values: Floats) -> bool:
+        """Forbid cycles that the path does not touch; whether there were any."""
+        flow = self._flow_of(values)
+        found = False
+        for r, run in enumerate(self.problem.runs):
+            for states in unreached_states(run.choices, flow.counts[r], flow.starts[r]):
                 self._cut(r, states)
+                found = True
+        return found
 
     def _flow_of(self, values: Floats) -> Flow:
         counts = tuple(np.rint(values[columns]).astype(np.int64) for columns in self.counts)

@@ -13,7 +13,7 @@ from autopar.engine.stack_problem import Floats, Flow, Ints, StackProblem
 
 
 def cheapest_path(problem: StackProblem, weights: Sequence[Floats]) -> Flow | None:
-    """The legal stack of least total weight (`weights[r]`: (C,)), ties between layers ignored; None if there is none."""
+    """The legal stack of least total weight (`weights[r]`: (C,)), ties ignored; None if there is none."""
     states = problem.states
     cost = np.where(np.isin(np.arange(states), problem.entry_states), 0.0, np.inf)
     powers = [_Powers(r.choices.entry, r.choices.exit, w, states) for r, w in zip(problem.runs, weights, strict=True)]

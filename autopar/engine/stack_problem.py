@@ -1,4 +1,4 @@
-"""The stack problem: one choice for every layer of a chain of equal runs, fastest under a byte limit. And its answer."""
+"""The stack problem: one choice for every layer of a chain of equal runs, fastest under a byte limit; its answer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ class Choices:
         for column in fields(self):
             values = getattr(self, column.name)
             if len(values) != len(self.entry):
-                raise ProblemError(f"{column.name} has {len(values)} rows, entry has {len(self.entry)}; give one a choice.")
+                raise ProblemError(
+                    f"{column.name} has {len(values)} rows, entry has {len(self.entry)}; give one for each choice."
+                )
             if not np.isfinite(values).all() or (column.name != "ties" and (values < 0).any()):
                 raise ProblemError(f"{column.name} holds {values.min()}; numbers must be finite and not negative.")
 
@@ -83,7 +85,8 @@ class StackProblem:
 
     def __post_init__(self) -> None:
         if not self.runs or any(run.count < 1 for run in self.runs):
-            raise ProblemError(f"run counts are {[run.count for run in self.runs]}; give at least one run, each of 1 or more.")
+            counts = [run.count for run in self.runs]
+            raise ProblemError(f"run counts are {counts}; give at least one run, each of 1 layer or more.")
         if len({run.choices.ties.shape[1] for run in self.runs}) > 1:
             raise ProblemError("runs have different numbers of tie columns; give all of them one for every tie.")
         if self.num_microbatches < 1:
@@ -165,8 +168,8 @@ class StackSolution:
 
     `walks[r]` lists (choice, number of consecutive layers) of run r in order; empty without an answer.
     `lower_bound_s` is proven. `peak_bytes` is that of the answer; when infeasible, the smallest that can be reached,
-    or None where it wasn't asked for or states or ties already forbid every stack. `binding` names the moment of that peak: the index of a
-    run, or `len(runs)` for the optimizer step.
+    or None where it wasn't asked for or states or ties already forbid every stack. `binding` names the moment of that
+    peak: the index of a run, or `len(runs)` for the optimizer step.
     """
 
     status: Status

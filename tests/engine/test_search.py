@@ -1,0 +1,65 @@
+"""Best-first search over scenarios."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autopar.engine.search import Outcome, Scenario, search
+
+
+def scenario(name: str, bound: float, objective: float | None, solved: list[str] | None = None) -> Scenario[str]:
+    """One whose best answer is `objective` (None: there is none); `solved` collects the names of those solved."""
+
+    def solve(cutoff: float) -> tuple[float, str] | None:
+        if solved is not None:
+            solved.append(name)
+        return None if objective is None or objective >= cutoff else (objective, name)
+
+    return Scenario(name, lambda: bound, solve)
+
+
+@given(st.lists(st.tuples(st.floats(0, 9), st.floats(0, 9)), min_size=1, max_size=8), st.integers(1, 4))
+def test_top_answers_are_the_smallest(pairs: list[tuple[float, float]], top: int) -> None:
+    """The answers are the smallest of all objectives (equal ones once the list is full apart), the bound is below."""
+    scenarios = [scenario(str(i), bound, bound + more) for i, (bound, more) in enumerate(pairs)]
+    answer = search(scenarios, top=top)
+    wanted = sorted(bound + more for bound, more in pairs)[:top]
+    assert answer.best is not None
+    assert [f.objective for f in (answer.best, *answer.alternatives)] == wanted
+    assert answer.lower_bound <= wanted[0]
+    assert answer.outcome is Outcome.OPTIMAL
+
+
+def test_stops_when_the_bound_passes() -> None:
+    """c (bound 4) need not be solved once b has 3, and a (bound 1) comes first although it is listed last."""
+    solved: list[str] = []
+    answer = search([scenario("c", 4, 4, solved), scenario("b", 2, 3, solved), scenario("a", 1, 5, solved)])
+    assert solved == ["a", "b"]
+    assert answer.best is not None
+    assert (answer.best.name, answer.solved, answer.bounded) == ("b", 2, 3)
+
+
+def test_nothing_found_names_the_knob() -> None:
+    """Without an answer the outcome is infeasible, the bound inf, and the knob says what to turn."""
+    answer = search([scenario("a", 1, None), scenario("b", np.inf, 1)])
+    assert answer.best is None
+    assert answer.outcome is Outcome.INFEASIBLE
+    assert answer.lower_bound == np.inf
+    assert "limit" in answer.knob
+
+
+def test_deadline_keeps_the_best_so_far() -> None:
+    """With no time at all one scenario is still solved, and the outcome says that the proof is missing."""
+    answer = search([scenario("a", 1, 5), scenario("b", 2, 3)], time_limit_s=-1.0)
+    assert answer.best is not None
+    assert (answer.best.name, answer.outcome) == ("a", Outcome.FEASIBLE)
+
+
+def test_equal_answers_keep_the_order() -> None:
+    """Of two equal scenarios the first listed wins, every time."""
+    for _ in range(3):
+        answer = search([scenario("first", 1, 2), scenario("second", 1, 2)])
+        assert answer.best is not None
+        assert answer.best.name == "first"
