@@ -10,7 +10,7 @@ from autopar.cost.demand import Demand, price_demands
 from autopar.cost.moves import collective_key, relayout_demand
 from autopar.cost.pricer import Pricer, Source
 from autopar.cost.work import is_view, tensor_arguments
-from autopar.graph import DTYPE_BYTES, OpKey
+from autopar.graph import DTYPE_BYTES, LayerClass, Op, OpKey
 from autopar.plan import MeshAxis
 from autopar.shard.localize import op_key
 from autopar.shard.program import Call, Program, Relayout
@@ -31,9 +31,9 @@ class LayerCost:
     by_source: dict[Source, float]
 
 
-def price(program: Program, batch: int, mesh: Sequence[MeshAxis], pricer: Pricer) -> LayerCost:
+def price(program: Program, layer: LayerClass, batch: int, mesh: Sequence[MeshAxis], pricer: Pricer) -> LayerCost:
     """Price a lowered layer at a global microbatch of `batch` samples (without recomputation and synchronisation)."""
-    times = price_demands([layer_demand(program, batch, mesh)], pricer)
+    times = price_demands([layer_demand(program, layer, batch, mesh)], pricer)
     compute = times.forward_compute_s + times.backward_compute_s
     communication = times.forward_communication_s + times.backward_communication_s
     return LayerCost(
@@ -45,7 +45,7 @@ def price(program: Program, batch: int, mesh: Sequence[MeshAxis], pricer: Pricer
     )
 
 
-def layer_demand(program: Program, batch: int, mesh: Sequence[MeshAxis]) -> Demand:
+def layer_demand(program: Program, layer: LayerClass, batch: int, mesh: Sequence[MeshAxis]) -> Demand:
     """Demand of all steps of a lowered layer."""
     parts = []
     for step in program.steps:
@@ -53,14 +53,15 @@ def layer_demand(program: Program, batch: int, mesh: Sequence[MeshAxis]) -> Dema
             spec = program.values[step.source]
             parts.append(relayout_demand(spec, step.from_layout, step.to_layout, mesh, batch))
         else:
-            parts.append(call_demand(step, program, batch, mesh))
+            parts.append(call_demand(step, program, layer, batch, mesh))
     return Demand.joined(parts)
 
 
-def call_demand(call: Call, program: Program, batch: int, mesh: Sequence[MeshAxis]) -> Demand:
+def call_demand(call: Call, program: Program, layer: LayerClass, batch: int, mesh: Sequence[MeshAxis]) -> Demand:
     """Demand of one op on local shards, with what its kernel communicates inside (all of it in the forward pass).
 
-    Of `program` only specs and mesh are used: the layouts are those of the call, which need not be part of it.
+    An operand that is read again later already has a gradient when this op's comes: the two are added. Of `program`
+    only specs and mesh are used: the layouts are those of the call, which need not be part of it.
     """
     program = replace(program, layouts=dict(zip(call.operands, call.operand_layouts, strict=True)))
     inner = tuple(
@@ -68,6 +69,15 @@ def call_demand(call: Call, program: Program, batch: int, mesh: Sequence[MeshAxi
         for kind, axes, shape, dtype in inner_collectives(call, program, batch)
     )
     key = op_key(call, program, batch)
+    added = tuple(
+        OpKey("aten.add_.Tensor", (replace(operand, requires_grad=False),) * 2)
+        for name, operand in zip(call.op.operands, tensor_arguments(key), strict=True)
+        if operand.requires_grad and _is_read_later(name, call.op, layer)
+    )
     if is_view(key.target) and not any(call.op.alias_of):  # strides that no view can express: it copies
         key = OpKey("aten.clone.default", tuple(tensor_arguments(key)[:1]))
-    return Demand(ops=(key,), forward_collectives=inner)
+    return Demand(ops=(key,), backward_ops=added, forward_collectives=inner)
+
+
+def _is_read_later(name: str, op: Op, layer: LayerClass) -> bool:
+    return name in layer.outputs or layer.consumers[name][-1].name != op.name

@@ -58,7 +58,7 @@ def layer_figures(
     ways = prod(setting.mesh[a].size for a in data_axes) if strategy.zero else 1
     updated = [-(-n // (ways if data else 1)) for (data, _), sizes in groups.items() for n in sizes]
     parts = [
-        layer_demand(program, setting.batch, setting.mesh), micro, step,
+        layer_demand(program, layer, setting.batch, setting.mesh), micro, step,
         optimizer_demand(updated, policy, optimizer),
     ]  # fmt: skip
     times = price_demands(parts, pricer)

@@ -11,7 +11,7 @@ from autopar.graph import BROADCAST, PARTIAL, REPLICATE, CollectiveKey
 from autopar.plan import POLICIES, LayerStrategy, MeshAxis
 from autopar.shard.lower import lower
 from autopar.shard.program import Call, Program
-from tests.cost.small import HIDDEN, ROWS, WIDTH, cluster, feed_forward
+from tests.cost.small import ROWS, WIDTH, cluster, feed_forward
 
 MESH = (MeshAxis("d0", 2, 4), MeshAxis("d1", 4, 1))
 X = feed_forward().values["x"]
@@ -26,9 +26,9 @@ def program(sizes: tuple[int, ...]) -> Program:
 def test_price_is_the_sum_of_its_calls() -> None:
     """A layer without layout changes costs what its calls cost one by one, all of it from the roofline."""
     found = program((2, 4))
-    calls = [call_demand(s, found, 8, MESH) for s in found.steps if isinstance(s, Call)]
+    calls = [call_demand(s, found, feed_forward(), 8, MESH) for s in found.steps if isinstance(s, Call)]
     alone = price_demands(calls, PRICER)
-    cost = price(found, 8, MESH, PRICER)
+    cost = price(found, feed_forward(), 8, MESH, PRICER)
     assert cost.forward_s == pytest.approx(alone.forward_s.sum())
     assert cost.backward_s == pytest.approx(alone.backward_s.sum())
     assert cost.communication_s == 0
@@ -96,7 +96,10 @@ def test_adamw_step_passes_over_its_tensors() -> None:
     assert float(times.forward_s[0]) == pytest.approx(21 * 4e6 / 5e10 + 8e-6)
 
 
-def test_hidden_size_is_used() -> None:
-    """The price grows with the hidden width of the products it is the sum of."""
-    calls = {s.op.name: call_demand(s, program((1,)), 8, MESH[:1]) for s in program((1,)).steps if isinstance(s, Call)}
-    assert calls["first"].ops[0].args[1].shape == (HIDDEN, WIDTH)  # type: ignore[attr-defined]
+def test_gradients_of_a_value_read_twice_are_added() -> None:
+    """x goes into the first product and the sum: in the backward pass the product's gradient is added to the sum's."""
+    found = program((1,))
+    calls = {s.op.name: call_demand(s, found, feed_forward(), 8, MESH[:1]) for s in found.steps if isinstance(s, Call)}
+    assert [key.target for key in calls["first"].backward_ops] == ["aten.add_.Tensor"]
+    assert calls["first"].backward_ops[0].args[0].shape == (8, ROWS, WIDTH)  # type: ignore[attr-defined]
+    assert calls["second"].backward_ops == calls["sum"].backward_ops == ()
