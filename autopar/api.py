@@ -14,12 +14,14 @@ from autopar.formulate.config import ManualConfig, parse_constraints
 from autopar.plan import POLICIES, DtypePolicy, PlanRecord, Request
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from autopar.cost.pricer import Pricer
     from autopar.emit.module import ParallelModule
     from autopar.formulate.planner import Planner
     from autopar.graph import OpGraph
+    from autopar.measure.profile import Profile
     from autopar.verify import VerifyReport
 
 OPTIMIZERS = ("adamw", "adam", "sgd", "adafactor", "adamw8bit")
@@ -91,14 +93,12 @@ def plan(
 ) -> Plan:
     """Find the fastest way to train `model` (which may be on the meta device) on `cluster`.
 
-    With `config` the plan is that hand-written one. With `cluster="local"` under torchrun the call is collective: rank 0
-    plans, every rank gets the same plan. Every exact plan is found without `allow_inexact`, and no inexact ones are known
-    yet. Raises ConfigError on bad arguments, TraceError, and InfeasibleError where nothing fits the memory.
+    With `config` the plan is that hand-written one. With `cluster="local"` under torchrun the call is collective: rank
+    0 plans, every rank gets the same plan. Every exact plan is found without `allow_inexact`, and no inexact ones are
+    known yet. Raises ConfigError on bad arguments, TraceError, and InfeasibleError where nothing fits the memory.
     """
     request, where = _request(locals())
-    return _priced(
-        model, example_inputs, loss_fn, request, where, profile, lambda p: p.plan(config, top, time_limit_s)
-    )
+    return _priced(model, example_inputs, loss_fn, request, where, profile, lambda p: p.plan(config, top, time_limit_s))
 
 
 def estimate(
@@ -170,6 +170,36 @@ def verify(
     join_job()
     record = plan.record if isinstance(plan, Plan) else plan
     return compare(record, model, example_inputs, steps=steps, device=local_device(), loss_fn=loss_fn)
+
+
+def profile(
+    model: nn.Module,
+    example_inputs: Inputs,
+    *,
+    cluster: Cluster | str | Path,
+    global_batch: int,
+    dtype: str = "bf16",
+    device: str | torch.device | None = None,
+    loss_fn: Callable[..., Any] | None = None,
+    name: str | None = None,
+) -> Profile:
+    """Time, on a device of this machine, the operators that planning `model` for `cluster` asks for.
+
+    `device` is cuda where there is one, else cpu. What this machine has timed before is not timed again. The result is
+    what `plan(profile=...)` takes once it is saved. Raises as `plan` does.
+    """
+    from autopar.cost.measured import MeasuredPricer
+    from autopar.cost.roofline import RooflinePricer
+    from autopar.formulate.planner import Planner
+    from autopar.measure.session import measuring
+    from autopar.ranks import device_named
+
+    request, where = _request({**locals(), "optimizer": "adamw", "dtype_policy": None, "memory_limit": None})
+    graph = _trace(model, example_inputs, request.policy, loss_fn)
+    with measuring(device_named(device)) as session:
+        pricer = MeasuredPricer.on_this_machine(RooflinePricer(where), session)
+        Planner(graph, where, pricer, request).plan()
+        return pricer.profile
 
 
 _plan = plan

@@ -15,7 +15,7 @@ from autopar.cluster import Cluster, load_cluster
 from autopar.cost.measured import MeasuredPricer
 from autopar.cost.pricer import Pricer
 from autopar.cost.roofline import RooflinePricer
-from autopar.errors import AutoparError
+from autopar.errors import AutoparError, ConfigError
 from autopar.measure.local import local_cluster
 from autopar.measure.profile import Profile
 from autopar.measure.session import measuring, serve
@@ -29,6 +29,14 @@ def local_device() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     return torch.device("cpu")
+
+
+def device_named(device: str | torch.device | None) -> torch.device:
+    """The device asked for, by default this rank's; raises ConfigError where the machine has none of its kind."""
+    found = local_device() if device is None else torch.device(device)
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {str(found)!r}: this machine has no cuda device that torch can use; give cpu")
+    return found
 
 
 def join_job() -> int:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from autopar.cli.answer import Answer, check_targets, cluster_of, load, unavailable, work
+from autopar.cli.answer import Answer, check_targets, cluster_of, load, speaks, unavailable, work
 from autopar.cli.options import ClusterName, DtypeName, GlobalBatch, Json, Model, OutFile, ReportFile, Rows, SeqLen
 
 
@@ -26,15 +26,15 @@ def profile(
     with work():
         from autopar import api
 
-        text = api.profile(
-            **load(model, seq_len),
-            cluster=where,
-            global_batch=global_batch,
-            dtype=dtype,
-            device=device,
-            output=output,
+        found = api.profile(
+            **load(model, seq_len), cluster=where, global_batch=global_batch, dtype=dtype, device=device
         )
-        return Answer(text, {"output": str(output) if output else None})
+        failed = sum(1 for timing in found.timings.values() if timing.failed)
+        if output and speaks():
+            found.save(output)
+    kept = f"written to {output}" if output else "kept for planning with --cluster local"
+    text = f"{len(found.timings)} timings on {found.environment.device} ({failed} failed), {kept}"
+    return Answer(text, {"timings": len(found.timings), "failed": failed, "output": str(output) if output else None})
 
 
 def profile_collectives(output: OutFile = None) -> Answer:
