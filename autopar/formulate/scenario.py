@@ -9,7 +9,7 @@ mode alone) are lowered and priced exactly; the stack problem over them gives th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from autopar.formulate.figures import LayerFigures, layer_figures
 from autopar.formulate.labels import LabelSpace, label_space
 from autopar.formulate.rates import ParameterRates
 from autopar.formulate.runs import LayerRun, Surroundings
-from autopar.formulate.tables import Mode, RelayoutPrices, Setting, SpaceCosts, label_graph, space_costs
+from autopar.formulate.tables import Mode, RelayoutPrices, Setting, SpaceCosts, label_graph, passing_seconds, space_costs
 from autopar.graph import Layout
 from autopar.plan import DtypePolicy, LayerStrategy, data_axes_of
 
@@ -109,7 +109,11 @@ class StageScenario:
 
     def bound_s(self) -> float:
         """Seconds that no plan of this scenario under the limit can beat; inf where nothing is legal."""
-        return max((self._bound_at(price) for price in self._prices()), default=np.inf)
+        costs = self._all_costs()
+        self._tables = self._eliminated(costs, self._ladder(costs))
+        bound = max(self._bound_at(price) for price in self._prices())
+        self._tables = []  # made anew if the scenario is solved: there may be hundreds
+        return bound
 
     def solve(self, cutoff_s: float | None = None) -> SolvedScenario:
         """Price the strategies worth having, and choose for every layer."""
@@ -120,19 +124,17 @@ class StageScenario:
                 if arc not in self._columns[r]:
                     self._columns[r][arc] = self._column(r, arc)
         columns = tuple(tuple(c.values()) for c in self._columns)
+        self._tables, self._columns = [], []
         return SolvedScenario(self.setting, columns, self._solve_stack(columns, cutoff_s))
 
     # --- tables ---------------------------------------------------------------------------------------------------
 
     def _prices(self) -> list[float]:
-        self._prepare()
         return sorted({mode.byte_price_s for tables in self._tables for mode in tables.modes})
 
     def _prepare(self) -> None:
         """Tables at a coarse ladder of prices, then at a fine one around the price of the best bound."""
-        if self._tables:
-            return
-        costs = {around: self._costs(around) for around in dict.fromkeys(run.around for run in self.runs)}
+        costs = self._all_costs()
         coarse = self._ladder(costs)
         self._tables = self._eliminated(costs, coarse)
         if len(coarse) > 1:
@@ -146,7 +148,8 @@ class StageScenario:
         tables = {}
         for around, cost in costs.items():
             modes = list(self._modes(around, cost.space, prices))
-            solved = eliminate(label_graph(cost, around, self.setting, modes, rates))
+            passing = passing_seconds(cost.space, around, self.setting, self.relayouts)
+            solved = eliminate(label_graph(cost, passing, around, self.setting, modes, rates))
             tables[around] = _RunTables(around, cost.space, modes, solved, self._number(cost.space))
         return [tables[run.around] for run in self.runs]
 
@@ -170,10 +173,17 @@ class StageScenario:
             return [0.0, coarse[1] / 4, coarse[1]]
         return [0.0, *np.geomspace(low, high, FINE_PRICES).tolist()]
 
-    def _costs(self, around: Surroundings) -> SpaceCosts:
-        layer = next(run.layer for run in self.runs if run.around == around)
-        space = label_space(layer, around, self.setting.sizes, self.setting.batch)
-        return space_costs(space, around, self.setting, self.pricer, self.relayouts)
+    def _all_costs(self) -> dict[Surroundings, SpaceCosts]:
+        """Costs in all surroundings; those that differ only in what passes by share them."""
+        alike: dict[Surroundings, SpaceCosts] = {}
+        found = {}
+        for run in self.runs:
+            key = replace(run.around, passing=())
+            if key not in alike:
+                space = label_space(run.layer, run.around, self.setting.sizes, self.setting.batch)
+                alike[key] = space_costs(space, self.setting, self.pricer, self.relayouts)
+            found[run.around] = alike[key]
+        return found
 
     def _number(self, space: LabelSpace) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Numbers of the layouts in front and behind."""
@@ -257,9 +267,8 @@ class StageScenario:
         return Column(strategy, figures, arc.storage * 4 + mode.zero if arc.storage >= 0 else -1)
 
     def _problem(self, runs: tuple[Run, ...], limit_bytes: int | None = None) -> StackProblem:
-        entries = self._tables[0].states[0]
-        exits = self._tables[-1].states[1]
-        return StackProblem(runs, entries, exits, self.setting.num_microbatches, limit_bytes=limit_bytes)
+        entries, exits = np.unique(runs[0].choices.entry), np.unique(runs[-1].choices.exit)
+        return StackProblem(runs, tuple(entries.tolist()), tuple(exits.tolist()), self.setting.num_microbatches, limit_bytes=limit_bytes)
 
     def _solve_stack(self, columns: tuple[tuple[Column, ...], ...], cutoff_s: float | None) -> StackSolution:
         runs = tuple(Run(run.count, self._choices(c)) for run, c in zip(self.runs, columns, strict=True))

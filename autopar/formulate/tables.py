@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,6 @@ from autopar.formulate.runs import Surroundings
 from autopar.graph import BROADCAST, DTYPE_BYTES, LayerClass, Layout, TensorSpec, local_shape
 from autopar.plan import MeshAxis, data_axes_of
 from autopar.shard.program import Call, Program
-from autopar.shard.relayout import plan_moves
 from autopar.shard.rules import rule_for
 
 Array = NDArray[np.float64]
@@ -51,10 +51,13 @@ class Setting:
     batch: int
     num_microbatches: int
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Sizes of the mesh axes."""
         return tuple(axis.size for axis in self.mesh)
+
+
+Pairs = dict[tuple["Layout | None", "Layout | None"], tuple[float, float]]
 
 
 class RelayoutPrices:
@@ -62,29 +65,33 @@ class RelayoutPrices:
 
     def __init__(self, pricer: Pricer, mesh: tuple[MeshAxis, ...]) -> None:
         self._pricer, self._mesh = pricer, mesh
-        self._known: dict[object, tuple[float, float]] = {}
+        self._known: dict[object, Pairs] = {}
 
     def table(
         self, spec: TensorSpec, sources: Sequence[Layout | None], targets: Sequence[Layout | None], batch: int
     ) -> tuple[Array, Array]:
         """Forward and backward seconds from each source to each target, shape (sources, targets); inf = illegal."""
-        rows, columns = list(dict.fromkeys(sources)), list(dict.fromkeys(targets))
-        self._learn(spec, rows, columns, batch)
-        found = np.array([[self._known[_key(spec, s, t, batch)] for t in columns] for s in rows])
-        pick = np.ix_([rows.index(s) for s in sources], [columns.index(t) for t in targets])
+        rows, columns = _positions(sources), _positions(targets)
+        known = self._known.setdefault((spec.shape_at(batch), spec.dtype, spec.requires_grad), {})
+        new = [(s, t) for s in rows for t in columns if (s, t) not in known]
+        if new:
+            self._learn(spec, new, known, batch)
+        found = np.array([[known[s, t] for t in columns] for s in rows])
+        pick = np.ix_([rows[s] for s in sources], [columns[t] for t in targets])
         return found[..., 0][pick], found[..., 1][pick]
 
-    def _learn(self, spec: TensorSpec, rows: list[Layout | None], columns: list[Layout | None], batch: int) -> None:
-        new = [(s, t) for s in rows for t in columns if _key(spec, s, t, batch) not in self._known]
-        legal = [(s, t) for s, t in new if s is not None and t is not None and plan_moves(s, t)]
+    def _learn(
+        self, spec: TensorSpec, new: list[tuple[Layout | None, Layout | None]], known: Pairs, batch: int
+    ) -> None:
+        legal = [(s, t) for s, t in new if s is not None and t is not None]
         times = price_demands([relayout_demand(spec, s, t, self._mesh, batch) for s, t in legal], self._pricer)
-        self._known.update({_key(spec, s, t, batch): (np.inf, np.inf) for s, t in new})
-        seconds = zip(times.forward_s.tolist(), times.backward_s.tolist(), strict=True)
-        self._known.update({_key(spec, s, t, batch): both for (s, t), both in zip(legal, seconds, strict=True)})
+        known.update(dict.fromkeys(new, (np.inf, np.inf)))
+        known.update(zip(legal, zip(times.forward_s.tolist(), times.backward_s.tolist(), strict=True), strict=True))
 
 
-def _key(spec: TensorSpec, source: Layout | None, target: Layout | None, batch: int) -> object:
-    return spec.shape_at(batch), spec.dtype, spec.requires_grad, source, target
+def _positions(layouts: Sequence[Layout | None]) -> dict[Layout | None, int]:
+    """Each distinct layout, numbered in order of appearance."""
+    return {layout: i for i, layout in enumerate(dict.fromkeys(layouts))}
 
 
 @dataclass
@@ -96,7 +103,6 @@ class SpaceCosts:
     backward: list[Array]
     saved_bytes: list[Array]
     pair: dict[tuple[int, int], tuple[Array, Array]] = field(default_factory=dict)
-    passing: Array | None = None
 
     def add_pair(self, source: int, target: int, forward: Array, backward: Array) -> None:
         """Add a cost between two variables (or, if they are one, on its labels)."""
@@ -108,9 +114,7 @@ class SpaceCosts:
         self.pair[source, target] = (old[0] + forward, old[1] + backward)
 
 
-def space_costs(
-    space: LabelSpace, around: Surroundings, setting: Setting, pricer: Pricer, relayouts: RelayoutPrices
-) -> SpaceCosts:
+def space_costs(space: LabelSpace, setting: Setting, pricer: Pricer, relayouts: RelayoutPrices) -> SpaceCosts:
     """Price every label and every pair of labels of a layer at the setting's microbatch."""
     zeros = [np.zeros(len(v)) for v in space.variables]
     costs = SpaceCosts(space, list(zeros), list(zeros), list(zeros))
@@ -123,11 +127,10 @@ def space_costs(
         else:
             forward, backward = relayouts.table(space.layer.values[edge.value], sources, targets, setting.batch)
         costs.add_pair(edge.source.variable, edge.target.variable, forward, backward)
-    costs.passing = _passing(space, around, setting, relayouts)
     return costs
 
 
-def _passing(space: LabelSpace, around: Surroundings, setting: Setting, relayouts: RelayoutPrices) -> Array:
+def passing_seconds(space: LabelSpace, around: Surroundings, setting: Setting, relayouts: RelayoutPrices) -> Array:
     """Seconds of relaying the values that pass the layer by, for each pair of states, shape (entry, exit)."""
     before, behind = space.variables[space.entry].layouts, space.variables[space.exit].layouts
     total = np.zeros((len(before), len(behind)))
@@ -147,7 +150,7 @@ def _price_calls(costs: SpaceCosts, setting: Setting, pricer: Pricer) -> None:
     pending: list[tuple[Placed, Option]] = []
     for placed in space.placed:
         pending += [(placed, option) for option in dict.fromkeys(placed.options) if option is not None]
-    demands = [call_demand(call_of(p, o, space.layer), program, setting.batch, setting.mesh) for p, o in pending]
+    demands = [call_demand(call_of(p, o, space.layer), program, space.layer, setting.batch, setting.mesh) for p, o in pending]
     times = price_demands(demands, pricer)
     seconds: dict[tuple[str, Option | None], tuple[float, float]] = {
         (p.op.name, o): (f, b)
@@ -224,9 +227,17 @@ def _share(option: Option, setting: Setting) -> float:
 
 
 def label_graph(
-    costs: SpaceCosts, around: Surroundings, setting: Setting, modes: Sequence[Mode], rates: ParameterRates
+    costs: SpaceCosts,
+    passing: Array,
+    around: Surroundings,
+    setting: Setting,
+    modes: Sequence[Mode],
+    rates: ParameterRates,
 ) -> LabelGraph:
-    """The labelling problem of a layer with one scenario for each mode; entry, exit and tied variables stay open."""
+    """The labelling problem of a layer with one scenario for each mode; entry, exit and tied variables stay open.
+
+    `passing` (entry, exit) are the seconds that values passing the layer by take.
+    """
     space, m = costs.space, setting.num_microbatches
     again = np.array([1.0 + mode.recompute for mode in modes])
     prices = np.array([mode.byte_price_s * (not mode.recompute) for mode in modes])
@@ -236,14 +247,12 @@ def label_graph(
         unary[v] = run + prices[:, None] * costs.saved_bytes[v]
     for stored in space.stored:
         if around.owned[space.layer.params.index(stored.param)]:
-            unary[stored.home.variable] = unary[stored.home.variable] + np.array(
-                [_parameter_cost(stored.param, stored.home.layouts, costs, setting, mode, rates) for mode in modes]
-            )
+            spec, home = space.layer.values[stored.param], stored.home
+            unary[home.variable] = unary[home.variable] + _stored_costs(spec, home.layouts, setting, modes, rates)
     unary[space.entry] = unary[space.entry] + np.array([_entry_cost(costs, around, setting, mode) for mode in modes])
     pair = {key: m * (again[:, None, None] * forward + backward) for key, (forward, backward) in costs.pair.items()}
-    if costs.passing is not None:
-        ends = (space.entry, space.exit)
-        pair[ends] = pair.get(ends, 0.0) + m * costs.passing[None]
+    ends = (space.entry, space.exit)
+    pair[ends] = pair.get(ends, 0.0) + m * passing[None]
     sizes = tuple(len(v) for v in space.variables)
     return LabelGraph(sizes, dict(unary), dict(pair), (space.entry, space.exit, *space.tied))
 
@@ -261,20 +270,32 @@ def _entry_cost(costs: SpaceCosts, around: Surroundings, setting: Setting, mode:
     return total
 
 
-def _parameter_cost(
-    param: str, layouts: Sequence[Layout | None], costs: SpaceCosts, setting: Setting, mode: Mode, rates: ParameterRates
-) -> list[float]:
-    spec = costs.space.layer.values[param]
-    return [np.inf if x is None else _stored_cost(spec, x, setting, mode, rates) for x in layouts]
+def _stored_costs(
+    spec: TensorSpec, layouts: Sequence[Layout | None], setting: Setting, modes: Sequence[Mode], rates: ParameterRates
+) -> Array:
+    """Seconds (and price times bytes) of keeping a parameter in each layout under each mode, shape (modes, layouts)."""
+    elements = np.array([_local_bytes(spec, x, setting) for x in layouts]) / DTYPE_BYTES[spec.dtype]
+    found: dict[tuple[int, tuple[int, ...]], tuple[Array, Array]] = {}
+    rows = []
+    for mode in modes:
+        way = (mode.zero, mode.data_axes)
+        if way not in found:
+            each = np.array([_stored_rate(spec, x, setting, *way, rates) for x in layouts])
+            found[way] = each[:, 0] * elements, each[:, 1] * elements
+        seconds, held = found[way]
+        rows.append(seconds + mode.byte_price_s * held)
+    return np.array(rows)
 
 
-def _stored_cost(spec: TensorSpec, layout: Layout, setting: Setting, mode: Mode, rates: ParameterRates) -> float:
-    summed = frozenset(a for a, p in enumerate(layout) if p == BROADCAST) if spec.requires_grad else frozenset()
-    if mode.zero >= 2 and spec.requires_grad and not summed.issuperset(mode.data_axes):
-        return float("inf")  # FSDP shards every parameter of a layer over the same axes
-    rate = rates.of(
-        mode.zero, tuple(sorted(summed & set(mode.data_axes))), tuple(sorted(summed - set(mode.data_axes))), spec
-    )
-    elements = _local_bytes(spec, layout, setting) / DTYPE_BYTES[spec.dtype]
-    micro, step = rate.micro_s * setting.num_microbatches, rate.step_s
-    return elements * (micro + step + mode.byte_price_s * rate.held_bytes)
+def _stored_rate(
+    spec: TensorSpec, layout: Layout | None, setting: Setting, zero: int, data_axes: tuple[int, ...], rates: ParameterRates
+) -> tuple[float, float]:
+    """Seconds a step and bytes held, for each local element of a parameter stored in `layout`."""
+    if layout is None:
+        return np.inf, 0.0
+    summed = [a for a, p in enumerate(layout) if p == BROADCAST] if spec.requires_grad else []
+    data = tuple(a for a in summed if a in data_axes)
+    if zero >= 2 and spec.requires_grad and data != data_axes:
+        return np.inf, 0.0  # FSDP shards every parameter of a layer over the same axes
+    rate = rates.of(zero, data, tuple(a for a in summed if a not in data_axes), spec)
+    return rate.micro_s * setting.num_microbatches + rate.step_s, rate.held_bytes
