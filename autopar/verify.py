@@ -176,7 +176,7 @@ def _reference(
     def step() -> Tensor:
         results = root(*wide)
         loss: Tensor = results[root.outcome.loss_at or 0]
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss
 
     return f"the model on one device in {dtype}", reference, step

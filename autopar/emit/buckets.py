@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from autopar.emit.storage import chunk
 from autopar.emit.torch_private import copy_all
 
 BUCKET_BYTES = 1 << 26
@@ -54,17 +54,12 @@ def reduce_scatter(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> list[
     ways, index = group.size(), group.rank()
     found: dict[int, Tensor] = {}
     for bucket in _buckets(tensors):
-        members = [tensors[i] for i in bucket]
-        parts = [_padded_numel(t, ways) for t in members]
-        whole = members[0].new_zeros(ways, sum(parts))
-        for place, tensor in zip(torch.split(whole, parts, dim=1), members, strict=True):
-            for row, piece in enumerate(_rows(tensor, ways)):
-                place[row, : piece.numel()].copy_(piece.reshape(-1))
-        mine = whole.new_empty(sum(parts))
+        whole = torch.cat([_dealt(tensors[i], ways) for i in bucket], dim=1)
+        mine = whole.new_empty(whole.shape[1])
         _REDUCE_SCATTER(mine, whole.view(-1), group=group)
-        for i, tensor, flat in zip(bucket, members, torch.split(mine, parts), strict=True):
-            shape = _rows(tensor, ways)[index].shape
-            found[i] = flat[: shape.numel()].view(shape)
+        for i, piece in zip(bucket, torch.split(mine, [_share(tensors[i], ways) for i in bucket]), strict=True):
+            shape = chunk(tensors[i], 0, ways, index).shape
+            found[i] = piece[: shape.numel()].view(shape)
     return [found[i] for i in range(len(tensors))]
 
 
@@ -72,24 +67,22 @@ def all_gather(pieces: Sequence[Tensor], wholes: Sequence[Tensor], group: dist.P
     """Fill each of `wholes` with the rows its ranks hold (`pieces`: this rank's): the inverse of dealing dim 0."""
     ways = group.size()
     for bucket in _buckets(wholes):
-        parts = [_padded_numel(wholes[i], ways) for i in bucket]
-        mine = wholes[bucket[0]].new_zeros(sum(parts))
-        for place, i in zip(torch.split(mine, parts), bucket, strict=True):
+        shares = [_share(wholes[i], ways) for i in bucket]
+        mine = wholes[bucket[0]].new_zeros(sum(shares))
+        for place, i in zip(torch.split(mine, shares), bucket, strict=True):
             place[: pieces[i].numel()].copy_(pieces[i].reshape(-1))
-        gathered = mine.new_empty(ways, sum(parts))
+        gathered = mine.new_empty(ways, len(mine))
         _ALL_GATHER(gathered.view(-1), mine, group=group)
-        for place, i in zip(torch.split(gathered, parts, dim=1), bucket, strict=True):
-            for row, piece in enumerate(_rows(wholes[i], ways)):
-                piece.copy_(place[row, : piece.numel()].view(piece.shape))
+        for place, i in zip(torch.split(gathered, shares, dim=1), bucket, strict=True):
+            wholes[i].copy_(place.reshape(-1)[: wholes[i].numel()].view(wholes[i].shape))
 
 
-def _padded_numel(tensor: Tensor, ways: int) -> int:
-    rows = -(-tensor.shape[0] // ways)
-    return rows * tensor[:1].numel()
+def _share(tensor: Tensor, ways: int) -> int:
+    """Elements of the largest share of `tensor` when its rows are dealt over `ways` ranks."""
+    return -(-tensor.shape[0] // ways) * tensor[:1].numel()
 
 
-def _rows(tensor: Tensor, ways: int) -> list[Tensor]:
-    """The rows of each rank, views of `tensor`."""
-    part = -(-tensor.shape[0] // ways)
-    starts = [min(i * part, tensor.shape[0]) for i in range(ways + 1)]
-    return [tensor[a:b] for a, b in pairwise(starts)]
+def _dealt(tensor: Tensor, ways: int) -> Tensor:
+    """`tensor` (rows, ...) as (ways, share): the rows of each rank, the last ones filled up with zeros."""
+    missing = ways * _share(tensor, ways) - tensor.numel()
+    return torch.nn.functional.pad(tensor.reshape(-1), (0, missing)).view(ways, -1)

@@ -167,9 +167,11 @@ class Builder:
     def runtime(self, module: nn.Module) -> Runtime:
         """What this rank runs, with the values of `module` in place."""
         buffers = {n: torch.empty_like(module.get_buffer(n), device=self.groups.device) for n in self.graph.buffers}
-        steps = {n: self._step_parameter(s) for n, s in self.storages.items() if s.keeper is Keeper.STEP}
+        used = {n for p in self.placements for n in p.layer.params}
+        steps = {n: self._step_parameter(s) for n, s in self.storages.items() if s.keeper is Keeper.STEP and n in used}
         stage, held = self._stage(buffers, steps)
         publics = {n: p.public for n, p in steps.items()}
+        publics |= {n: self._public(s, self._empty(s)) for n, s in self.storages.items() if n not in used}
         kept = []
         for name, (holder, attribute) in held.items():
             sharded = holder.get_parameter(attribute)
@@ -180,10 +182,14 @@ class Builder:
                        tuple(steps.values()), tuple(kept), self.placements[0].data_axes, self.weights)  # fmt: skip
 
     def _step_parameter(self, storage: Storage) -> StageParameter:
-        shape = self._compute_shape(storage)
-        stored = storage.stored_shard(torch.empty(shape, device="meta"), self.groups)
-        made = torch.empty(stored.shape, dtype=storage.dtype, device=self.groups.device)
-        return StageParameter(storage, made, self._public(storage, made), shape)
+        stored = self._empty(storage)
+        return StageParameter(storage, stored, self._public(storage, stored), self._compute_shape(storage))
+
+    def _empty(self, storage: Storage) -> Tensor:
+        """Memory for what this rank stores of a parameter."""
+        computed = torch.empty(self._compute_shape(storage), device="meta")
+        shape = storage.stored_shard(computed, self.groups).shape
+        return torch.empty(shape, dtype=storage.dtype, device=self.groups.device)
 
     def _public(self, storage: Storage, stored: Tensor) -> nn.Parameter:
         return nn.Parameter(storage.as_dtensor(stored, self.groups), storage.trainable)

@@ -80,7 +80,7 @@ class StageGroups:
         if world is not None and rows[0] == list(range(world.size())):
             self._groups[axes] = world
             return
-        mine, _ = dist.new_subgroups_by_enumeration(rows)  # type: ignore[no-untyped-call]
+        mine, _ = dist.new_subgroups_by_enumeration(rows)
         if mine is not None:
             self._groups[axes] = mine
 

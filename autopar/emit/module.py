@@ -160,7 +160,7 @@ class ParallelModule(nn.Module):
                 continue  # nothing in it counts, and its own mean would be 0/0
             loss = self._run(part, k, len(parts)) * weight
             if train:
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
             total += loss.detach()
         if train:
             self._synchronise()

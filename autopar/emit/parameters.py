@@ -41,7 +41,7 @@ class StageParameter:
             return
         self.compute.requires_grad_()
         if self.storage.gradient_dtype != self.storage.compute_dtype:
-            self.compute.register_post_accumulate_grad_hook(self._accumulate)  # type: ignore[no-untyped-call]
+            self.compute.register_post_accumulate_grad_hook(self._accumulate)
 
     def _accumulate(self, leaf: Tensor) -> None:
         """Add the microbatch's gradient to the sum in the dtype gradients are reduced in."""

@@ -38,7 +38,7 @@ def data_parallel(
     stored: Layout = tuple(BROADCAST if d else REPLICATE for d in data)
     return LayerStrategy(
         _cut_layout(graph, index, data), _cut_layout(graph, index + 1, data), ops,
-        {name: stored for name in layer.params}, zero, recompute,
+        dict.fromkeys(layer.params, stored), zero, recompute,
     )  # fmt: skip
 
 
