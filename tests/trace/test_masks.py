@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from autopar.graph import Op
 from autopar.trace import trace
+from tests.trace.interpreter import run_graph
 
 SEQ = 6
 
@@ -75,3 +76,39 @@ def test_other_masks_stay(mask: Callable[[Tensor], Tensor]) -> None:
     """A sliding window, or a mask that depends on data, stays an operand."""
     op, _ = _attention(mask)
     assert len(op.operands) == 4
+
+
+def _numbered(x: Tensor) -> Tensor:
+    sample = torch.arange(x.shape[0], device=x.device).view(-1, 1, 1, 1)
+    return _window(x) & (sample >= 0)
+
+
+def test_masks_that_number_samples_are_made_once() -> None:
+    """A window built by numbering samples that are all alike is made for one sample: no sample knows its number."""
+    model = _Attention(_numbered)
+    graph = trace(model, (torch.zeros(2, SEQ, 4),))
+    assert graph.separable, graph.why_not_separable
+    masks = [c.values[op.operands[3]] for c in graph.classes for op in c.ops if "attention" in op.target]
+    assert [m.shape_at(5) for m in masks] == [(5, 1, SEQ, SEQ)]
+    x = torch.randn(5, SEQ, 4)
+    torch.testing.assert_close(run_graph(graph, model, {"x": x}, 5)[graph.loss or ""], model(x))
+
+
+def test_names_stay_unique() -> None:
+    """Two constants made for one sample from shared steps don't share names."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            sample = torch.arange(x.shape[0], device=x.device).view(-1, 1, 1)
+            first, second = (sample >= 0).expand(-1, SEQ, 4), (sample < 10**9).expand(-1, SEQ, 4)
+            return (self.linear(x) * first + x * second).sum()
+
+    graph = trace(Two(), (torch.zeros(2, SEQ, 4),))
+    assert graph.separable, graph.why_not_separable
+    for kind in graph.classes:
+        made = [r for op in kind.ops for r in op.results]
+        assert len(made) == len(set(made))

@@ -17,9 +17,8 @@ BATCH = 6
 
 def _saved_bytes(graph: OpGraph) -> int:
     """Distinct storages that the graph says are kept for backward, parameters and buffers apart."""
-    return sum(_layer_bytes(graph.classes[x.class_index], graph, set(x.inputs)) for x in graph.layers) + sum(
-        graph.values[n].bytes_at(BATCH) for n in _kept_inputs(graph)
-    )
+    inside = sum(_layer_bytes(graph.classes[x.class_index]) for x in graph.layers)
+    return inside + sum(graph.values[n].bytes_at(BATCH) for n in _kept_inputs(graph))
 
 
 def _owner(kind: LayerClass, name: str) -> str:
@@ -29,7 +28,7 @@ def _owner(kind: LayerClass, name: str) -> str:
     return name
 
 
-def _layer_bytes(kind: LayerClass, graph: OpGraph, inputs: set[str]) -> int:
+def _layer_bytes(kind: LayerClass) -> int:
     owners = {_owner(kind, n) for op in kind.ops for n in op.saved.values} & set(kind.producer)
     extra = sum(e.bytes_at(BATCH) for op in kind.ops for e in op.saved.extra)
     return sum(kind.values[n].bytes_at(BATCH) for n in owners) + extra

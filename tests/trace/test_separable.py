@@ -22,7 +22,8 @@ class _With(nn.Module):
         self.step, self.loss = step, loss
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.loss(self.step(self.linear(x)))
+        loss: Tensor = self.loss(self.step(self.linear(x)))
+        return loss
 
 
 def _mean(x: Tensor) -> Tensor:
@@ -104,7 +105,8 @@ def test_weighted_mean_is_one_reduction() -> None:
 
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             scores = self.linear(x)
-            return F.cross_entropy(scores, y) + scores.pow(2).mean()
+            loss: Tensor = F.cross_entropy(scores, y) + scores.pow(2).mean()
+            return loss
 
     graph = trace(Two(), (torch.zeros(3, 4), torch.zeros(3, dtype=torch.long)))
     assert not graph.separable

@@ -13,7 +13,7 @@ from autopar.errors import ConfigError
 from autopar.trace import load_model, trace
 from autopar.trace.shipped import SHIPPED
 
-PTDP = [  # Narayanan et al. 2021, table 1: billions of parameters, heads, hidden, layers (vocabulary 51200, 2048 tokens)
+PTDP = [  # Narayanan et al. 2021, table 1: billions of parameters, heads, hidden, layers (vocabulary 51200)
     (1.7, 24, 2304, 24), (3.6, 32, 3072, 30), (7.5, 32, 4096, 36), (18.4, 48, 6144, 40), (39.1, 64, 8192, 48),
     (76.1, 80, 10240, 60), (145.6, 96, 12288, 80), (310.1, 128, 16384, 96), (529.6, 128, 20480, 105),
     (1008.0, 160, 25600, 128),
