@@ -10,10 +10,11 @@ from autopar.cluster import Cluster
 from autopar.cost.pricer import CollectiveTimes, OpTimes, Pricer, Seconds, Source
 from autopar.cost.sampling import Kind, collectives_to_time, group_of, grouped, kind_of, ops_to_time
 from autopar.cost.work import tensor_arguments
+from autopar.errors import ProfileError
 from autopar.graph import CollectiveKey, OpKey
 from autopar.measure.fit import Curve
 from autopar.measure.keys import Key
-from autopar.measure.profile import Profile, Timing
+from autopar.measure.profile import Environment, Profile, Timing
 from autopar.measure.session import Session
 from autopar.measure.store import Store
 
@@ -24,6 +25,7 @@ class MeasuredPricer:
     """Prices by the timings in `profile`; with a `session` it times what is missing and keeps that in `store`.
 
     A key priced once keeps its price for as long as the pricer lives, so that sums taken at different times agree.
+    Raises ProfileError where the timings are of another backend than the cluster's devices.
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class MeasuredPricer:
     ) -> None:
         self._fallback, self._session, self._store = fallback, session, store
         self._environment = profile.environment
+        _require_backend(profile.environment, fallback.cluster)
         self._timed_ops: dict[OpKey, Timing] = {}
         self._timed_collectives: dict[CollectiveKey, Timing] = {}
         self._op_prices: dict[OpKey, tuple[float, float, Source]] = {}
@@ -129,6 +132,14 @@ class MeasuredPricer:
                 self._timed_ops[key] = timing
             else:
                 self._timed_collectives[key] = timing
+
+
+def _require_backend(environment: Environment, cluster: Cluster) -> None:
+    if environment.backend != cluster.device.backend:
+        raise ProfileError(
+            f"the profile is of backend {environment.backend!r} ({environment.device}), cluster {cluster.name!r} is of "
+            f"{cluster.device.backend!r} ({cluster.device.name}). Give a profile taken on such devices, or none."
+        )
 
 
 def _column(rows: Sequence[Sequence[object]], index: int) -> Seconds:

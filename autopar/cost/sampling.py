@@ -15,7 +15,7 @@ HEAVY_LIMIT = 300
 POINTS = 4
 """Sizes of a kind at which light ops are timed; of heavy ones beyond the limit."""
 
-LONGEST_S = 1.0
+LONGEST_S = 0.2
 """Ops predicted to take longer are not timed, but priced on the curve of their kind."""
 
 BYTES_RATIO = 8

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,13 @@ import pytest
 from autopar.cost.measured import MeasuredPricer
 from autopar.cost.roofline import RooflinePricer
 from autopar.cost.sampling import HEAVY_LIMIT, POINTS, collectives_to_time, ops_to_time
+from autopar.errors import ProfileError
 from autopar.graph import CollectiveKey, Operand, OpKey
 from autopar.measure.profile import Environment, Profile, Sample, Timing
 from autopar.measure.store import Store
 from tests.cost.small import cluster
 
-HERE = Environment("round", "cpu", "2.13.0", 1, 1)
+HERE = Environment("round", "cuda", "2.13.0", 1, 1)
 ROOFLINE = RooflinePricer(cluster())
 
 
@@ -125,3 +127,10 @@ def test_collectives_are_timed_on_a_ladder(tmp_path: Path) -> None:
     found = pricer(tmp_path, Doubling()).collectives(keys)
     assert found.sources == ["fitted", "fitted", "roofline"]
     assert found.seconds == pytest.approx([1.05e-4, 1.1e-3, 0], rel=0.1)
+
+
+def test_timings_of_another_backend_are_refused() -> None:
+    """A profile of a processor doesn't price a cluster of accelerators: the error names both."""
+    other = Profile(replace(HERE, backend="cpu"), {})
+    with pytest.raises(ProfileError, match=r"backend 'cpu' .*'small' is of 'cuda'"):
+        MeasuredPricer(other, ROOFLINE)
