@@ -62,8 +62,11 @@ def record_of(
     ranks = 1
     for axis in mesh:
         ranks *= axis.size
-    strategies = tuple(strategy(i) for i in range(len(graph.layers)))
-    stage = StagePlan(0, tuple(range(ranks)), mesh, strategies, tuple(range(len(strategies))))
+    wanted = [strategy(i) for i in range(len(graph.layers))]
+    strategies: list[LayerStrategy] = []
+    strategies.extend(s for s in wanted if s not in strategies)
+    assignment = tuple(strategies.index(s) for s in wanted)
+    stage = StagePlan(0, tuple(range(ranks)), mesh, tuple(strategies), assignment)
     request = Request("", "", "cpu", devices or ranks, global_batch, dtype, POLICIES[dtype], "adamw", seed=seed)
     return PlanRecord(
         request=request, fingerprint=Fingerprint(graph.digest, "", "cpu"), stages=(stage,),
@@ -74,5 +77,3 @@ def record_of(
         cost_sources={}, assumptions=(), trace_s=0.0, search_s=0.0, num_params=0, energy_j=None, input_s=None,
         placement=tuple(range(ranks)), layer_names=tuple(x.name for x in graph.layers), time_by_kind_s={},
     )  # fmt: skip
-
-

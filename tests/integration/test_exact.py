@@ -38,10 +38,10 @@ def planned(graph: OpGraph, text: str, dtype: str = "fp64") -> PlanRecord:
     return Planner(graph, cluster, RooflinePricer(cluster), request).plan(ManualConfig.parse(text))
 
 
-def check(record: PlanRecord, name: str) -> dict[str, Any]:
+def check(record: PlanRecord, graph: OpGraph, name: str) -> dict[str, Any]:
     """On a rank: verify the plan."""
     model, inputs = example(name)
-    report: VerifyReport = verify(record, model, inputs, graph=traced(name))
+    report: VerifyReport = verify(record, model, inputs, graph=graph)
     return report.to_json()
 
 
@@ -56,6 +56,6 @@ def test_plan_is_exact(pool: Pool, name: str, config: str, recompute: str, micro
     size = GLOBAL_BATCH // (dp * microbatches)
     record = planned(traced(name), f"{text},microbatch_size={size},recompute={recompute}")
     assert record.num_microbatches == microbatches
-    report = pool.run(4, check, record, name)[0]
+    report = pool.run(4, check, record, traced(name), name)[0]
     assert not report["missing_gradients"]
     assert report["largest"] < 1e-9, report

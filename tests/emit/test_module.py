@@ -1,0 +1,251 @@
+"""The parallel module on real processes: training, gradients, checkpoints, dropout, idle ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+
+from autopar.emit.build import emit, emit_alone
+from autopar.emit.module import ParallelModule
+from autopar.graph import OpGraph
+from autopar.plan import LayerStrategy, PlanRecord
+from autopar.trace.capture import trace
+from autopar.trace.spec import load_model
+from autopar.verify import verify
+from tests.emit.handmade import data_parallel, mesh_of, record_of
+from tests.integration.models import Mlp, example, traced
+from tests.pool import Pool
+
+BATCH = 16
+GPT = "gpt:layers=2,hidden=16,heads=2,vocab=32,seq=4"
+
+
+def batch() -> dict[str, Tensor]:
+    """A batch whose targets that count are very unevenly spread over ranks and microbatches."""
+    generator = torch.Generator().manual_seed(5)
+    labels = torch.randint(0, 8, (BATCH,), generator=generator)
+    labels[:3] = labels[4] = -100
+    return {"x": torch.randn(BATCH, 16, generator=generator, dtype=torch.float64), "labels": labels}
+
+
+def rows(pm: ParallelModule, whole: dict[str, Tensor]) -> dict[str, Tensor]:
+    """This rank's part of a batch."""
+    rank = pm.data_parallel_rank
+    return {} if rank is None else {k: t.chunk(pm.data_parallel_size)[rank] for k, t in whole.items()}
+
+
+def plan(
+    graph: OpGraph,
+    zeros: tuple[int, ...],
+    sizes: tuple[int, ...] = (4,),
+    microbatches: int = 1,
+    dtype: str = "fp64",
+) -> PlanRecord:
+    """Data parallel over all axes, layer i under ZeRO `zeros[i]` (the last for all further ones)."""
+
+    def strategy(i: int) -> LayerStrategy:
+        return data_parallel(graph, i, [True] * len(sizes), zeros[min(i, len(zeros) - 1)])
+
+    return record_of(
+        graph, mesh_of(*sizes), strategy, global_batch=BATCH, num_microbatches=microbatches, dtype=dtype, devices=4
+    )
+
+
+def parallel_mlp(
+    graph: OpGraph, zeros: tuple[int, ...], sizes: tuple[int, ...] = (4,), microbatches: int = 1
+) -> ParallelModule:
+    return emit(plan(graph, zeros, sizes, microbatches), graph, example("mlp")[0], device="cpu")
+
+
+def whole_gradients(pm: ParallelModule) -> dict[str, Tensor]:
+    return {n: p.grad.full_tensor() for n, p in pm.named_parameters() if p.grad is not None}
+
+
+def reference(scale: float = 1.0) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss of the batch on one device, and its gradients times `scale`."""
+    model = example("mlp")[0]
+    model.zero_grad()
+    loss = model(**batch())
+    loss.backward()
+    return loss.detach(), {n: p.grad * scale for n, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    assert list(found) == list(wanted)
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-12, atol=1e-14, msg=lambda m, name=name: f"{name}: {m}")
+
+
+ZEROS = [(0,), (1,), (2,), (3,), (1, 3, 0)]
+
+
+def step_with_microbatches(graph: OpGraph, zeros: tuple[int, ...]) -> None:
+    pm = parallel_mlp(graph, zeros, (2, 2), microbatches=4)
+    loss, gradients = reference()
+    torch.testing.assert_close(pm.train_step(**rows(pm, batch())), loss, rtol=1e-12, atol=0)
+    assert_same(whole_gradients(pm), gradients)
+
+
+@pytest.mark.parametrize("zeros", ZEROS)
+def test_microbatches_weigh_what_counts_in_them(pool: Pool, zeros: tuple[int, ...]) -> None:
+    """With ignored targets spread unevenly (one microbatch has none that count) the loss is that of the whole batch."""
+    pool.run(4, step_with_microbatches, traced("mlp"), zeros)
+
+
+def accumulate(graph: OpGraph, zeros: tuple[int, ...]) -> None:
+    pm = parallel_mlp(graph, zeros)
+    for _ in range(2):
+        loss = pm(**rows(pm, batch()))
+        loss.backward()
+    assert_same(whole_gradients(pm), reference(2.0)[1])
+    pm.zero_grad()
+    assert not whole_gradients(pm)
+
+
+@pytest.mark.parametrize("zeros", ZEROS)
+def test_backward_calls_accumulate(pool: Pool, zeros: tuple[int, ...]) -> None:
+    """`loss.backward()` leaves synchronised gradients, and a second one adds to them."""
+    pool.run(4, accumulate, traced("mlp"), zeros)
+
+
+def optimise(graph: OpGraph, kind: str) -> None:
+    pm = parallel_mlp(graph, (1, 3, 0), (2, 2))
+    model = Mlp().double()
+    model.load_state_dict(example("mlp")[0].state_dict())
+    ours, theirs = optimizers(kind, pm), optimizers("plain", model)
+    for _ in range(3):
+        pm.train_step(**rows(pm, batch()))
+        model(**batch()).backward()
+        norm = pm.clip_grad_norm_(0.1)
+        torch.testing.assert_close(norm, nn.utils.clip_grad_norm_(model.parameters(), 0.1), rtol=1e-12, atol=0)
+        for optimizer in (ours, theirs):
+            optimizer.step()
+            optimizer.zero_grad()
+    found = {n: p.full_tensor() for n, p in pm.state_dict().items()}
+    assert_same(found, {n: p.detach() for n, p in model.state_dict().items()})
+    torch.testing.assert_close(pm.eval_step(**rows(pm, batch())), model(**batch()).detach(), rtol=1e-12, atol=0)
+
+
+def optimizers(kind: str, module: nn.Module) -> torch.optim.Optimizer:
+    options = {"foreach": {"foreach": True}, "fused": {"fused": True}, "plain": {"foreach": False}}
+    return torch.optim.AdamW(module.parameters(), lr=0.01, **options[kind])
+
+
+@pytest.mark.parametrize("kind", ["foreach", "fused", "plain"])
+def test_optimizers_and_clipping(pool: Pool, kind: str) -> None:
+    """Every kind of AdamW steps parameters that lie over different meshes, clipped by the norm of the whole model."""
+    pool.run(4, optimise, traced("mlp"), kind)
+
+
+def save(graph: OpGraph, folder: str) -> None:
+    dcp.save(parallel_mlp(graph, (3,)).state_dict(), checkpoint_id=folder)
+
+
+def load(graph: OpGraph, folder: str) -> None:
+    pm = parallel_mlp(graph, (1, 0, 3), (2, 2))
+    wanted = {n: t.full_tensor() for n, t in pm.state_dict().items()}
+    with torch.no_grad():
+        for parameter in pm.parameters():
+            parameter.zero_()
+    state = pm.state_dict()
+    dcp.load(state, checkpoint_id=folder)
+    pm.load_state_dict(state)
+    assert_same({n: t.full_tensor() for n, t in pm.state_dict().items()}, wanted)
+    torch.testing.assert_close(pm.train_step(**rows(pm, batch())), reference()[0], rtol=1e-12, atol=0)
+
+
+def test_checkpoint_into_another_layout(pool: Pool, tmp_path: Path) -> None:
+    """A checkpoint of one plan is loaded by another, and trained on."""
+    pool.run(4, save, traced("mlp"), str(tmp_path))
+    pool.run(4, load, traced("mlp"), str(tmp_path))
+
+
+def on_meta(graph: OpGraph, zeros: tuple[int, ...]) -> None:
+    loaded = load_model(GPT)
+    record = plan(graph, zeros, dtype="fp32")
+    pm = emit(record, graph, loaded.model, device="cpu")
+    alone = emit_alone(record, graph, loaded.model, device="cpu")
+    whole = {n: t.full_tensor() for n, t in pm.state_dict().items()}
+    assert list(whole) == list(loaded.model.state_dict())
+    assert_same(whole, dict(alone.state_dict()))
+    assert float(whole["blocks.0.mlp.up_proj.weight"].std()) > 0
+    assert whole["head.weight"].equal(whole["embed.weight"])
+
+
+@pytest.mark.parametrize("zeros", [(0,), (3,)])
+def test_meta_model_gets_values_that_do_not_depend_on_the_plan(pool: Pool, zeros: tuple[int, ...]) -> None:
+    """A model on meta is initialised to the same values on one device and on four; tied names stay tied."""
+    loaded = load_model(GPT)
+    pool.run(4, on_meta, trace(loaded.model, loaded.inputs, compute_dtype="float32"), zeros)
+
+
+def some_idle(graph: OpGraph) -> None:
+    pm = emit(plan(graph, (1,), (2,), 2), graph, example("mlp")[0], device="cpu")
+    assert (pm.data_parallel_rank is None) == (dist.get_rank() >= 2)
+    assert bool(list(pm.parameters())) == (dist.get_rank() < 2)
+    for take in (pm.train_step, pm.eval_step):
+        torch.testing.assert_close(take(**rows(pm, batch())), reference()[0], rtol=1e-12, atol=0)
+
+
+def test_idle_ranks_return_the_loss(pool: Pool) -> None:
+    """Ranks outside the plan hold nothing, take nothing, and return the loss of the others."""
+    pool.run(4, some_idle, traced("mlp"))
+
+
+class Dropping(nn.Module):
+    """A layer with dropout around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(16, 32), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        hidden = nn.functional.dropout(torch.relu(self.inner(x)), 0.3, self.training)
+        hidden = nn.functional.dropout(hidden, 0.2, self.training)
+        return nn.functional.cross_entropy(self.outer(hidden), labels)
+
+
+DROPPING_INPUTS = {"x": torch.zeros(2, 16), "labels": torch.zeros(2, dtype=torch.long)}
+
+
+def drop(graph: OpGraph) -> tuple[float, str, float]:
+    torch.manual_seed(3)
+    model = Dropping()
+    report = verify(plan(graph, (0, 3), (2, 2), 2), model, DROPPING_INPUTS, graph=graph)
+    pm = emit(plan(graph, (0,), (4,)), graph, model, device="cpu")
+    whole = batch()
+    losses = [pm.eval_step(**rows(pm, whole)) for _ in range(2)]
+    torch.testing.assert_close(losses[0], model.double().eval()(**whole).detach(), rtol=1e-12, atol=0)
+    one, two = (pm.train_step(**rows(pm, whole)) for _ in range(2))
+    return report.largest, report.reference, float((one - two).abs())
+
+
+def test_dropout_draws_the_same_masks_everywhere(pool: Pool) -> None:
+    """Masks agree between one device and four with microbatches, change from step to step, and are off in eval."""
+    largest, about, change = pool.run(4, drop, trace(Dropping(), DROPPING_INPUTS, compute_dtype="float64"))[0]
+    assert largest < 1e-9
+    assert "one device" in about
+    assert change > 1e-3
+
+
+def mixed_precision(graph: OpGraph, zeros: tuple[int, ...]) -> tuple[float, set[str]]:
+    pm = emit(plan(graph, zeros, dtype="bf16", microbatches=2), graph, example("mlp")[0], device="cpu")
+    loss = pm.train_step(**rows(pm, batch()))
+    wanted, gradients = reference()
+    found = whole_gradients(pm)
+    scale = max(float(g.abs().max()) for g in gradients.values())
+    apart = max(float((found[n] - g).abs().max()) for n, g in gradients.items()) / scale
+    return max(apart, abs(float(loss - wanted))), {str(t.dtype) for p in pm.parameters() for t in (p, p.grad)}
+
+
+@pytest.mark.parametrize("zeros", ZEROS)
+def test_bf16_keeps_master_weights_and_gradients_in_float32(pool: Pool, zeros: tuple[int, ...]) -> None:
+    """Under bf16 parameters and gradients are float32, and the gradients those of float64 within bf16's rounding."""
+    apart, dtypes = pool.run(4, mixed_precision, traced("mlp", "bfloat16"), zeros)[0]
+    assert apart < 0.05
+    assert dtypes == {"torch.float32"}

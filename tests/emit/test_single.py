@@ -1,0 +1,184 @@
+"""What emission does without torch.distributed: checks, inputs, materialisation, generated code."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autopar.emit import materialize, torch_private
+from autopar.emit.build import emit
+from autopar.emit.loss_weights import loss_form
+from autopar.emit.module import ParallelModule
+from autopar.emit.peak import measured_peak_tensor_bytes
+from autopar.errors import EmitError, PlanError
+from autopar.plan import PlanRecord
+from autopar.trace.capture import trace
+from tests.emit.handmade import data_parallel, record_of
+from tests.integration.models import example, traced
+
+
+def record(name: str = "mlp", microbatches: int = 2) -> PlanRecord:
+    graph = traced(name)
+    return record_of(graph, (), lambda i: data_parallel(graph, i, ()), global_batch=8, num_microbatches=microbatches)
+
+
+def parallel(name: str = "mlp", microbatches: int = 2) -> ParallelModule:
+    return emit(record(name, microbatches), traced(name), example(name)[0], device="cpu")
+
+
+def mlp_batch(rows: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(rows)
+    labels = torch.randint(0, 8, (rows,), generator=generator)
+    return {"x": torch.randn(rows, 16, generator=generator, dtype=torch.float64), "labels": labels}
+
+
+@pytest.mark.parametrize("rows", [2, 6, 8])
+def test_any_batch_size_that_divides(rows: int) -> None:
+    """A batch of another size than planned (a short last one) runs, positional or by keyword, as on the model."""
+    pm, model, batch = parallel(), example("mlp")[0], mlp_batch(rows)
+    torch.testing.assert_close(pm.train_step(**batch), model(**batch), rtol=1e-12, atol=0)
+    torch.testing.assert_close(pm.eval_step(batch["x"], batch["labels"]), model(**batch), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda b: {"x": b["x"]}, "labels"),
+        (lambda b: b | {"extra": b["x"]}, "extra"),
+        (lambda b: b | {"x": b["x"][:, :7]}, r"\(8, 7\)"),
+        (lambda b: b | {"x": b["x"].long()}, "int64"),
+        (lambda b: b | {"labels": b["labels"][:5]}, "same number"),
+        (lambda b: {k: v[:5] for k, v in b.items()}, "5 samples"),
+        (lambda _: {}, "missing"),
+    ],
+)  # fmt: skip
+def test_wrong_inputs_are_refused(change, words: str) -> None:  # type: ignore[no-untyped-def]
+    """Missing, unknown, misshapen or uneven inputs are refused with what was given and what is allowed."""
+    with pytest.raises(EmitError, match=words):
+        parallel().train_step(**change(mlp_batch(8)))
+
+
+def test_plan_of_another_model_is_refused() -> None:
+    """Graph hash, number of processes and the way to weigh losses are checked before anything is built."""
+    graph, model = traced("mlp"), example("mlp")[0]
+    with pytest.raises(PlanError, match="graph hash"):
+        emit(record("gpt"), graph, model, device="cpu")
+    wide = replace(record().request, devices=4)
+    with pytest.raises(PlanError, match="4 processes"):
+        emit(replace(record(), request=wide), graph, model, device="cpu")
+    with pytest.raises(EmitError, match="mean_of_means"):
+        emit(record(), graph, model, device="cpu", loss="sum")
+
+
+def test_mean_of_means_weighs_microbatches_equally() -> None:
+    """`loss="mean_of_means"` is the plain mean of the losses of microbatches."""
+    batch, model = mlp_batch(8), example("mlp")[0]
+    batch["labels"][:3] = -100
+    pm = emit(record(), traced("mlp"), model, device="cpu", loss="mean_of_means")
+    halves = [model(batch["x"][i : i + 4], batch["labels"][i : i + 4]) for i in (0, 4)]
+    torch.testing.assert_close(pm.train_step(**batch), sum(halves) / 2, rtol=1e-12, atol=0)
+
+
+class Summed(nn.Module):
+    """A loss that sums over samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.mse_loss(self.linear(x), x, reduction="sum")
+
+
+def test_a_summed_loss_adds_up() -> None:
+    """Microbatches of a loss that is a sum over samples have weight one each."""
+    model = Summed().double()
+    graph = trace(model, {"x": torch.zeros(2, 4)}, compute_dtype="float64")
+    plan = record_of(graph, (), lambda i: data_parallel(graph, i, ()), global_batch=8, num_microbatches=4)
+    x = torch.randn(8, 4, dtype=torch.float64)
+    torch.testing.assert_close(emit(plan, graph, model, device="cpu").train_step(x=x), model(x), rtol=1e-12, atol=0)
+
+
+def test_loss_forms() -> None:
+    """The reduction that brings samples together is found, through views and shifts of the labels."""
+    assert loss_form(traced("gpt")).kind == "count"
+    assert loss_form(traced("mlp")).ignore_index == -100
+
+
+def test_code_is_shared_by_equal_layers_and_readable() -> None:
+    """Equal layers run one generated function, whose text calls the model's operators on named values."""
+    layers = parallel("gpt")._runtime.stage.layers  # type: ignore[union-attr]
+    assert layers[1].code is layers[2].code
+    text = layers[1].code.at(4, True).code
+    assert "torch.ops.aten.scaled_dot_product_attention" in text
+    assert "down_proj_weight" in text
+
+
+class Uninitialised(nn.Module):
+    """Owns a parameter that nothing initialises."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.empty(3))
+
+
+def test_meta_parameters_without_initialiser_are_refused() -> None:
+    """A class without `reset_parameters` can't be made real from meta: said by name; the model stays as it was."""
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(2, 3), Uninitialised())
+    with pytest.raises(EmitError, match=r"1\.scale of Uninitialised"):
+        dict(materialize.values(model, torch.device("cpu"), 0))
+    assert all(p.is_meta for p in model.parameters())
+
+
+def test_values_of_meta_modules_are_seeded_by_name() -> None:
+    """The same seed gives the same values, another seed others, and equal modules of other names differ."""
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(2, 3), nn.Linear(2, 3))
+    first, again, other = (dict(materialize.values(model, torch.device("cpu"), s)) for s in (0, 0, 1))
+    assert first["0.weight"].equal(again["0.weight"])
+    assert not first["0.weight"].equal(other["0.weight"])
+    assert not first["0.weight"].equal(first["1.weight"])
+
+
+def test_moving_the_module_is_refused() -> None:
+    """`.to()` would part the parameters from the code: refused with the remedy."""
+    with pytest.raises(EmitError, match="device"):
+        parallel().half()
+
+
+def test_peak_counts_what_is_held_at_once() -> None:
+    """Two tensors of 1 MB held together after a freed one of 2 MB peak at 2 MB above what was alive."""
+    alive = torch.zeros(1 << 18)
+
+    def work() -> None:
+        torch.zeros(1 << 19)
+        kept = [torch.zeros(1 << 18) for _ in range(2)]
+        del kept
+
+    before = measured_peak_tensor_bytes(lambda: None, "cpu")
+    assert measured_peak_tensor_bytes(work, "cpu") - before == 2 << 20
+    assert before >= alive.nbytes
+
+
+def test_private_names_of_torch_exist() -> None:
+    """Every private name of torch that emission uses is there and does what it is used for."""
+    owner = nn.BatchNorm1d(2)
+    owner.register_buffer("unsaved", torch.zeros(1), persistent=False)
+    assert [torch_private.is_persistent(owner, name) for name in ("running_mean", "unsaved")] == [True, False]
+    assert {"weight", "running_var"} < set(torch_private.own_tensors(owner))
+    torch_private.put_tensor(owner, "unsaved", torch.ones(1))
+    assert owner.get_buffer("unsaved").item() == 1
+    values = [torch.ones(2), torch.ones(3)]
+    torch_private.scale_all(values, torch.tensor(2.0))
+    torch_private.copy_all(values[:1], [values[1][:2]])
+    assert [float(n) ** 2 for n in torch_private.norms_of(values, 2.0)] == pytest.approx([8, 12])
+    called: list[str] = []
+    leaf = torch.ones(1, requires_grad=True)
+    product = leaf * 1
+    product.register_hook(lambda _: torch_private.at_end_of_backward(lambda: called.append("end")))
+    product.backward()
+    assert called == ["end"]
