@@ -51,7 +51,7 @@ class TensorSpec:
 
     def shape_at(self, batch: int) -> tuple[int, ...]:
         """The concrete shape at `batch` samples."""
-        return tuple(e.at(batch) for e in self.shape)
+        return tuple([e.per_sample * batch + e.fixed for e in self.shape])
 
     @property
     def batch_dim(self) -> int | None:
@@ -170,7 +170,9 @@ class LayerClass:
     def digest(self) -> str:
         """Structural hash: equal for equal computations, module paths left out."""
         ops = [(o.target, repr(o.args), repr(o.kwargs), o.results, repr(o.saved)) for o in self.ops]
-        text = json.dumps([self.inputs, self.params, self.buffers, self.outputs, ops, sorted(map(repr, self.values.items()))])
+        text = json.dumps(
+            [self.inputs, self.params, self.buffers, self.outputs, ops, sorted(map(repr, self.values.items()))]
+        )
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -143,6 +143,11 @@ def label_space(layer: LayerClass, around: Surroundings, sizes: tuple[int, ...],
     return _Builder(layer, around, sizes, batch).build()
 
 
+def _storable(layout: Layout) -> Layout:
+    """Where a parameter is stored that is needed in `layout`: a partial one (a bias of a sum) whole."""
+    return tuple(REPLICATE if placement == PARTIAL else placement for placement in layout)
+
+
 class _Builder:
     """Walks the ops once, in order, and fills a LabelSpace."""
 
@@ -270,9 +275,10 @@ class _Builder:
         for i, name in enumerate(op.operands):
             needed = Home(variable, tuple(o.operands[i] for o in options))
             if name in self.layer.params and name not in self.space.homes:
-                self.space.homes[name] = needed
-                self.space.stored.append(Stored(name, needed))
-            else:
+                home = Home(variable, tuple(_storable(layout) for layout in needed.layouts if layout is not None))
+                self.space.homes[name] = home
+                self.space.stored.append(Stored(name, home))
+            if self.space.homes[name] != needed:
                 self._read(name, needed)
         for i, name in enumerate(op.results):
             home = Home(variable, tuple(o.results[i] for o in options))

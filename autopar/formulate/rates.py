@@ -1,7 +1,7 @@
 """Seconds and bytes that one element of a parameter costs, by how it is kept: linear, hence a lower bound.
 
 Collectives and copies of many parameters are done together, so what a parameter adds is taken without latency: the
-slope at a large size.
+slope at the size of all of them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,6 @@ from autopar.cost.sync import optimizer_demand, sync_demand
 from autopar.graph import TensorSpec
 from autopar.plan import DtypePolicy, MeshAxis
 
-LARGE = 1 << 28
-"""Elements at which slopes are taken: what the second half of twice as many adds."""
-
-
 @dataclass(frozen=True)
 class Rate:
     """Per element: seconds in each microbatch and once a step, and bytes held all the time."""
@@ -33,10 +29,18 @@ class ParameterRates:
     """Rates of parameters on one mesh under one dtype policy and optimizer."""
 
     def __init__(
-        self, pricer: Pricer, mesh: tuple[MeshAxis, ...], policy: DtypePolicy, optimizer: str, num_microbatches: int
+        self,
+        pricer: Pricer,
+        mesh: tuple[MeshAxis, ...],
+        policy: DtypePolicy,
+        optimizer: str,
+        num_microbatches: int,
+        elements: int,
     ) -> None:
+        """`elements` are about as many as are synchronised together: a slope is what a second time as many adds."""
         self._pricer, self._mesh, self._policy = pricer, mesh, policy
         self._optimizer, self._microbatches = optimizer, num_microbatches
+        self._elements = elements
         self._rate = lru_cache(maxsize=None)(self._compute)
 
     def of(self, zero: int, data_axes: tuple[int, ...], further: tuple[int, ...], spec: TensorSpec) -> Rate:
@@ -53,7 +57,7 @@ class ParameterRates:
         if not trained:
             return Rate(0.0, 0.0, held)
         micro, step = (), ()
-        for elements in (LARGE, 2 * LARGE):
+        for elements in (self._elements, 2 * self._elements):
             sync = sync_demand(elements, zero, data_axes, further, self._mesh, self._policy, self._microbatches)
             updated = elements // ways if zero else elements
             micro += (sync.micro,)
@@ -66,4 +70,4 @@ class ParameterRates:
         compute = times.forward_compute_s + times.backward_compute_s
         communication = times.forward_communication_s + times.backward_communication_s
         total = compute + communication * (1.0 - (self._pricer.cluster.device.overlap if hidden else 0.0))
-        return max(0.0, float(total[1] - total[0]) / LARGE)
+        return max(0.0, float(total[1] - total[0]) / self._elements)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,8 +144,9 @@ class StageScenario:
 
     def _eliminated(self, costs: Mapping[Surroundings, SpaceCosts], prices: list[float]) -> list[_RunTables]:
         rates = ParameterRates(
-            self.pricer, self.setting.mesh, self.budget.policy, self.budget.optimizer, self.setting.num_microbatches
-        )
+            self.pricer, self.setting.mesh, self.budget.policy, self.budget.optimizer,
+            self.setting.num_microbatches, self._trained_elements(),
+        )  # fmt: skip
         tables = {}
         for around, cost in costs.items():
             modes = list(self._modes(around, cost.space, prices))
@@ -184,6 +186,16 @@ class StageScenario:
                 alike[key] = space_costs(space, self.setting, self.pricer, self.relayouts)
             found[run.around] = alike[key]
         return found
+
+    def _trained_elements(self) -> int:
+        """Elements of all parameters, a power of two."""
+        total = sum(
+            run.count * prod(run.layer.values[name].shape_at(1))
+            for run in self.runs
+            for name, owned in zip(run.layer.params, run.around.owned, strict=True)
+            if owned
+        )
+        return 1 << max(10, total.bit_length())
 
     def _number(self, space: LabelSpace) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Numbers of the layouts in front and behind."""
