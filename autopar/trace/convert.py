@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from autopar.errors import TraceError
 from autopar.graph import Argument, DeviceArg, Dtype, Extent, Op, Ref, TensorSpec
 from autopar.trace import marker
 from autopar.trace.blocks import Block
-from autopar.trace.flat import BUFFER, INPUT, PARAM, BlockCall, Item
+from autopar.trace.flat import BUFFER, INPUT, PARAM, BlockCall, Item, in_module
 from autopar.trace.torch_private import HIGHER_ORDER, OVERLOAD
 
 ROOT = "model."
@@ -62,6 +63,7 @@ class Converter:
         self._blocks = blocks
         self._taken: set[str] = set()
         self._module = ""
+        self._entered = 0
         inputs = iter(names)
         placeholders = [n for n in program.graph.nodes if n.op == "placeholder"]
         env: dict[fx.Node, Any] = {}
@@ -155,8 +157,8 @@ class Converter:
     def _call(self, graph: fx.GraphModule, node: Any, env: dict[fx.Node, Any]) -> Any:
         target = node.target
         stack = node.meta.get("nn_module_stack")
-        if stack and (path := next(reversed(stack.values()))[0]):
-            self._module = "" if path == ROOT[:-1] else path.removeprefix(ROOT)
+        if stack:
+            self._module = _innermost([path for path, _ in stack.values()])
         if target is operator.getitem:
             return env[node.args[0]][node.args[1]]
         if isinstance(target, HIGHER_ORDER):
@@ -172,7 +174,10 @@ class Converter:
             return None
         if isinstance(value, (torch.SymFloat, torch.SymBool)) or not isinstance(target, OVERLOAD):
             raise NotLinearError(f"{name} computes {value} from the batch size")
-        if name == marker.TARGET:
+        if name == marker.ENTER:
+            self._entered = len(self.items)
+            return [env[n] for n in node.args[0]]
+        if name == marker.BLOCK:
             return self._block(node, env)
         return self._op(node, name, value, env)
 
@@ -191,6 +196,7 @@ class Converter:
         block = self._blocks[index]
         if produced:
             results = [env[n] for n in produced]
+            self.items[self._entered :] = [_inside(i, block.path) for i in self.items[self._entered :]]
         else:
             results = [Ref(self._free(f"{node.name}_{i}")) for i in range(len(node.meta["val"]))]
             self.values |= {r.name: spec_of(v) for r, v in zip(results, node.meta["val"], strict=True)}
@@ -216,6 +222,22 @@ class Converter:
         if not isinstance(result, Ref):
             return result
         return self._emit("detach", "aten.detach.default", (result,), (), (self.values[result.name],))[0]
+
+
+def _innermost(paths: list[str]) -> str:
+    """Path in the model of the last of a stack of modules; torch shortens those under shared modules."""
+    path = ""
+    for given in paths:
+        inside = not path or given == path or given.startswith(f"{path}.")
+        path = given if inside else f"{path}.{given}"
+    return "" if path == ROOT[:-1] else path.removeprefix(ROOT)
+
+
+def _inside(item: Item, path: str) -> Item:
+    """An op of the block at `path`, named so that it can be told."""
+    if not isinstance(item, Op) or in_module(item, path):
+        return item
+    return replace(item, module=f"{path}.{item.module}" if item.module else path)
 
 
 def _argument(value: Any, env: dict[fx.Node, Any]) -> Argument:

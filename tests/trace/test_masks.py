@@ -105,7 +105,8 @@ def test_names_stay_unique() -> None:
         def forward(self, x: Tensor) -> Tensor:
             sample = torch.arange(x.shape[0], device=x.device).view(-1, 1, 1)
             first, second = (sample >= 0).expand(-1, SEQ, 4), (sample < 10**9).expand(-1, SEQ, 4)
-            return (self.linear(x) * first + x * second).sum()
+            total: Tensor = (self.linear(x) * first + x * second).sum()
+            return total
 
     graph = trace(Two(), (torch.zeros(2, SEQ, 4),))
     assert graph.separable, graph.why_not_separable
