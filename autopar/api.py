@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 OPTIMIZERS = ("adamw", "adam", "sgd", "adafactor", "adamw8bit")
 OBJECTIVES = ("step_time", "tokens_per_s_per_device", "cost_per_token", "energy_per_token", "memory")
 BYTE_UNITS = {"B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-Inputs = Mapping[str, Any] | Sequence[Any]
+Inputs = Mapping[str, Any] | tuple[Any, ...] | list[Any]
 
 
 class Plan:

@@ -88,7 +88,7 @@ class DeviceArg:
     """'The device the layer runs on': replaced when the layer is emitted."""
 
 
-Argument: TypeAlias = "Ref | Dtype | DeviceArg | Extent | int | float | bool | str | None | tuple[Argument, ...]"
+Argument: TypeAlias = "Ref | Dtype | DeviceArg | Extent | int | float | bool | str | tuple[Argument, ...] | None"
 
 
 @dataclass(frozen=True, slots=True)

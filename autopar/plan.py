@@ -51,7 +51,12 @@ class LayerStrategy:
 
     def data_axes(self, batch_dim: int | None) -> tuple[int, ...]:
         """Axes over which ZeRO shards: those that split the batch dim of the main value at the layer's entry."""
-        return tuple(i for i, p in enumerate(self.entry) if p >= 0 and p == batch_dim)
+        return data_axes_of(self.entry, batch_dim)
+
+
+def data_axes_of(layout: Layout, batch_dim: int | None) -> tuple[int, ...]:
+    """Axes on which `layout` splits the batch dim."""
+    return tuple(i for i, p in enumerate(layout) if p >= 0 and p == batch_dim)
 
 
 @dataclass(frozen=True)
@@ -169,7 +174,9 @@ class PlanRecord:
 
         found = data.get("plan_format") if isinstance(data, dict) else None
         if not isinstance(found, int) or found > PLAN_FORMAT:
-            raise PlanError(f"{origin}: plan_format is {found!r}; this autopar reads 1 to {PLAN_FORMAT}. Make the plan anew.")
+            raise PlanError(
+                f"{origin}: plan_format is {found!r}; this autopar reads 1 to {PLAN_FORMAT}. Make the plan anew."
+            )
         try:
             return TypeAdapter(cls).validate_python(data)
         except ValidationError as error:
@@ -186,7 +193,9 @@ class PlanRecord:
         try:
             data = json.loads(Path(path).read_text())
         except (OSError, ValueError) as error:
-            raise PlanError(f"{path}: can't be read as a plan ({error}). Give a file written by `autopar plan -o`.") from None
+            raise PlanError(
+                f"{path}: can't be read as a plan ({error}). Give a file written by `autopar plan -o`."
+            ) from None
         return cls.from_json(data, str(path))
 
 

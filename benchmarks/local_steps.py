@@ -45,9 +45,7 @@ def measure() -> None:
     chosen = autopar.plan(loaded.model, loaded.inputs, **keywords)
     plans = {"chosen by the search": chosen}
     for config in CONFIGS:
-        plans[config] = autopar.plan(
-            loaded.model, loaded.inputs, config=autopar.ManualConfig.parse(config), **keywords
-        )
+        plans[config] = autopar.plan(loaded.model, loaded.inputs, config=autopar.ManualConfig.parse(config), **keywords)
     text = torch.randint(2048, (GLOBAL_BATCH, TOKENS))
     times: dict[str, list[float]] = {name: [] for name in plans}
     peaks: dict[str, int] = {}

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from autopar import __version__
-from autopar import cluster as hardware
 from autopar.errors import AutoparError, ConfigError
 
 
@@ -61,8 +60,9 @@ def cluster_of(name: str, changes: str | None) -> Any:
         if changes:
             raise ConfigError(f"--what-if {changes!r}: not for the local machine; name a cluster")
         return name
-    cluster = hardware.load_cluster(name)
-    return hardware.what_if(cluster, changes) if changes else cluster
+    from autopar.cluster import load_cluster, what_if
+
+    return what_if(load_cluster(name), changes) if changes else load_cluster(name)
 
 
 def config_of(text: str) -> Any:

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from autopar import cluster as hardware
 from autopar.cli.answer import Answer
 from autopar.cli.options import Json
 
@@ -15,7 +14,9 @@ def devices(context: typer.Context, as_json: Json = False) -> Answer | None:
     """List the known devices, or add one."""
     if context.invoked_subcommand:
         return None
-    known = hardware.all_devices()
+    from autopar.cluster import all_devices
+
+    known = all_devices()
     lines = [f"{'device':<20}{'memory':>10}{'bandwidth':>12}{'bf16':>10}{'fp16':>10}{'fp32':>10}"]
     lines += [f"{'':<20}{'GiB':>10}{'GB/s':>12}" + f"{'TFLOP/s':>10}" * 3]
     for d in known:
@@ -36,7 +37,9 @@ def devices_add(
     network_gbs: Annotated[float, typer.Option("--network-gbs", help="GB/s one way a device between nodes.")] = 12.5,
 ) -> Answer:
     """Add a device by its datasheet figures; an earlier one of the name is replaced."""
-    device = hardware.device_from_figures(
+    from autopar.cluster import add_device, device_from_figures
+
+    device = device_from_figures(
         name,
         tflops=tflops,
         fp32_tflops=tflops / 16 if fp32_tflops is None else fp32_tflops,
@@ -45,19 +48,21 @@ def devices_add(
         link_gbs=link_gbs,
         network_gbs=network_gbs,
     )
-    path = hardware.add_device(device)
+    path = add_device(device)
     return Answer(f"{name} is in {path}; use it as 8x{name}.", {"name": name, "file": str(path)})
 
 
 def clusters(as_json: Json = False) -> Answer:
     """List the shipped clusters."""
+    from autopar.cluster import shipped_clusters
+
     lines = [f"{'cluster':<18}{'nodes':>7}{'a node':>8}  {'device':<20}{'GB/s in/out of node':>20}"]
-    for file in hardware.shipped_clusters():
+    for file in shipped_clusters():
         c = file.cluster()
         rates = f"{c.intra.bytes_per_s / 1e9:.4g} / {c.inter.bytes_per_s / 1e9:.4g}"
         lines.append(f"{c.name:<18}{c.nodes:>7}{c.devices_per_node:>8}  {c.device.name:<20}{rates:>20}")
     lines += ["", "Any other: [NODESx]DEVICESxDEVICE, such as 16x8xh100-80gb, or a TOML file."]
-    return Answer("\n".join(lines), [c.model_dump() for c in hardware.shipped_clusters()], as_json)
+    return Answer("\n".join(lines), [c.model_dump() for c in shipped_clusters()], as_json)
 
 
 def models(as_json: Json = False) -> Answer:

@@ -16,6 +16,7 @@ from autopar.cost.sync import optimizer_demand, sync_demand
 from autopar.graph import TensorSpec
 from autopar.plan import DtypePolicy, MeshAxis
 
+
 @dataclass(frozen=True)
 class Rate:
     """Per element: seconds in each microbatch and once a step, and bytes held all the time."""
@@ -56,15 +57,15 @@ class ParameterRates:
         )
         if not trained:
             return Rate(0.0, 0.0, held)
-        micro, step = (), ()
+        micro, step = [], []
         for elements in (self._elements, 2 * self._elements):
             sync = sync_demand(elements, zero, data_axes, further, self._mesh, self._policy, self._microbatches)
             updated = elements // ways if zero else elements
-            micro += (sync.micro,)
-            step += (Demand.joined([sync.step, optimizer_demand([updated], self._policy, self._optimizer)]),)
+            micro.append(sync.micro)
+            step.append(Demand.joined([sync.step, optimizer_demand([updated], self._policy, self._optimizer)]))
         return Rate(self._slope(micro, True), self._slope(step, False), held)
 
-    def _slope(self, demands: tuple[Demand, ...], hidden: bool) -> float:
+    def _slope(self, demands: list[Demand], hidden: bool) -> float:
         """Seconds per element between two demands, what computation can hide taken off."""
         times = price_demands(demands, self._pricer)
         compute = times.forward_compute_s + times.backward_compute_s

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from autopar.cost.pricer import Pricer
 from autopar.engine.eliminate import Elimination, eliminate
+from autopar.engine.label_graph import Costs
 from autopar.engine.stack import StackOptions, solve_stack
 from autopar.engine.stack_path import cheapest_path
 from autopar.engine.stack_problem import Choices, Run, StackProblem, StackSolution
@@ -24,7 +25,15 @@ from autopar.formulate.figures import LayerFigures, layer_figures
 from autopar.formulate.labels import LabelSpace, label_space
 from autopar.formulate.rates import ParameterRates
 from autopar.formulate.runs import LayerRun, Surroundings
-from autopar.formulate.tables import Mode, RelayoutPrices, Setting, SpaceCosts, label_graph, passing_seconds, space_costs
+from autopar.formulate.tables import (
+    Mode,
+    RelayoutPrices,
+    Setting,
+    SpaceCosts,
+    label_graph,
+    passing_seconds,
+    space_costs,
+)
 from autopar.graph import Layout
 from autopar.plan import DtypePolicy, LayerStrategy, data_axes_of
 
@@ -83,7 +92,7 @@ class _RunTables:
     solved: Elimination
     states: tuple[tuple[int, ...], tuple[int, ...]]
 
-    def costs(self, modes: list[int], storage: int) -> NDArray[np.float64]:
+    def costs(self, modes: list[int], storage: int) -> Costs:
         """Costs (modes, entry, exit) with tied parameters stored as `storage` says."""
         table = self.solved.table[modes]
         return table[..., storage] if self.space.tied else table
@@ -280,7 +289,9 @@ class StageScenario:
 
     def _problem(self, runs: tuple[Run, ...], limit_bytes: int | None = None) -> StackProblem:
         entries, exits = np.unique(runs[0].choices.entry), np.unique(runs[-1].choices.exit)
-        return StackProblem(runs, tuple(entries.tolist()), tuple(exits.tolist()), self.setting.num_microbatches, limit_bytes=limit_bytes)
+        return StackProblem(
+            runs, tuple(entries.tolist()), tuple(exits.tolist()), self.setting.num_microbatches, limit_bytes=limit_bytes
+        )
 
     def _solve_stack(self, columns: tuple[tuple[Column, ...], ...], cutoff_s: float | None) -> StackSolution:
         runs = tuple(Run(run.count, self._choices(c)) for run, c in zip(self.runs, columns, strict=True))

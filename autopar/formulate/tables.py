@@ -150,7 +150,9 @@ def _price_calls(costs: SpaceCosts, setting: Setting, pricer: Pricer) -> None:
     pending: list[tuple[Placed, Option]] = []
     for placed in space.placed:
         pending += [(placed, option) for option in dict.fromkeys(placed.options) if option is not None]
-    demands = [call_demand(call_of(p, o, space.layer), program, space.layer, setting.batch, setting.mesh) for p, o in pending]
+    demands = [
+        call_demand(call_of(p, o, space.layer), program, space.layer, setting.batch, setting.mesh) for p, o in pending
+    ]
     times = price_demands(demands, pricer)
     seconds: dict[tuple[str, Option | None], tuple[float, float]] = {
         (p.op.name, o): (f, b)
@@ -288,7 +290,12 @@ def _stored_costs(
 
 
 def _stored_rate(
-    spec: TensorSpec, layout: Layout | None, setting: Setting, zero: int, data_axes: tuple[int, ...], rates: ParameterRates
+    spec: TensorSpec,
+    layout: Layout | None,
+    setting: Setting,
+    zero: int,
+    data_axes: tuple[int, ...],
+    rates: ParameterRates,
 ) -> tuple[float, float]:
     """Seconds a step and bytes held, for each local element of a parameter stored in `layout`."""
     if layout is None:
