@@ -63,7 +63,7 @@ def test_wheel_plans_in_a_bare_environment(wheel: Path, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "pip", "--python", str(python), *install], check=True)
     borrowed = next((tmp_path / "bare" / "lib").glob("python*")) / "site-packages" / "borrowed.pth"
     borrowed.write_text("\n".join(site.getsitepackages()) + "\n")
-    asked = ["plan", SMALL, "--cluster", "8xa100-80gb", "--global-batch", "16", "--json"]
+    asked = ["plan", SMALL, "--cluster", "2xa100-80gb", "--global-batch", "8", "--json"]
     done = subprocess.run(
         [str(python.with_name("autopar")), *asked], cwd=tmp_path, capture_output=True, text=True, check=False
     )
