@@ -109,7 +109,7 @@ class TwoHeads(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """How to make a model and a batch of `n` for it; `blocks` is how many layers are repeated blocks."""
+    """How to make a model and a batch of `n` for it; `tolerance` is relative (single precision where the model casts)."""
 
     model: Callable[[], nn.Module]
     batch_of: Callable[[int], dict[str, Any]]
@@ -162,7 +162,7 @@ CASES = {
     "tied": Case(TiedBlocks, lambda n: _tokens(n, "tokens")),
     "two heads": Case(TwoHeads, _nested),
     "gpt": Case(_decoder(f"gpt:layers=3,hidden={WIDTH},heads=4,vocab={VOCAB},seq={SEQ}"), _tokens),
-    "llama": Case(_decoder(f"llama:layers=3,hidden={WIDTH},heads=4,kv_heads=2,vocab={VOCAB},seq={SEQ}"), _tokens, 1e-6),
+    "llama": Case(_decoder(f"llama:layers=3,hidden={WIDTH},heads=4,kv_heads=2,vocab={VOCAB},seq={SEQ}"), _tokens),
     "hf gpt2": Case(_gpt2, _tokens),
-    "hf llama": Case(_llama, _tokens, 1e-5),
+    "hf llama": Case(_llama, _tokens, 1e-7),
 }
