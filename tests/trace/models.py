@@ -109,7 +109,7 @@ class TwoHeads(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """How to make a model and a batch of `n` for it; `tolerance` is relative (single precision where the model casts)."""
+    """How to make a model and a batch of `n` for it; `tolerance` is relative (float32 where the model casts to it)."""
 
     model: Callable[[], nn.Module]
     batch_of: Callable[[int], dict[str, Any]]
