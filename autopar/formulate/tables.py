@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost.demand import price_demands
-from autopar.cost.moves import relayout_demand
+from autopar.cost.moves import Piece, relayout_pieces
 from autopar.cost.pricer import Pricer
 from autopar.cost.program import call_demand
 from autopar.engine.label_graph import LabelGraph
@@ -57,36 +58,43 @@ class Setting:
         return tuple(axis.size for axis in self.mesh)
 
 
-Pairs = dict[tuple["Layout | None", "Layout | None"], tuple[float, float]]
-
-
 class RelayoutPrices:
-    """Seconds of layout changes on one mesh, each asked for once."""
+    """Seconds of layout changes on one mesh; each piece of work is asked for once for each size of tensor."""
 
     def __init__(self, pricer: Pricer, mesh: tuple[MeshAxis, ...]) -> None:
         self._pricer, self._mesh = pricer, mesh
-        self._known: dict[object, Pairs] = {}
+        self._known: dict[tuple[int, str], dict[Piece, float]] = {}
 
     def table(
         self, spec: TensorSpec, sources: Sequence[Layout | None], targets: Sequence[Layout | None], batch: int
     ) -> tuple[Array, Array]:
         """Forward and backward seconds from each source to each target, shape (sources, targets); inf = illegal."""
         rows, columns = _positions(sources), _positions(targets)
-        known = self._known.setdefault((spec.shape_at(batch), spec.dtype, spec.requires_grad), {})
-        new = [(s, t) for s in rows for t in columns if (s, t) not in known]
-        if new:
-            self._learn(spec, new, known, batch)
-        found = np.array([[known[s, t] for t in columns] for s in rows])
+        changes = [None if s is None or t is None else relayout_pieces(s, t, self._mesh) for s in rows for t in columns]
+        passes = [[c if c is None else c[way] for c in changes] for way in range(1 + spec.requires_grad)]
+        known = self._priced(spec, batch, {p for found in passes for pieces in found if pieces for p in pieces})
         pick = np.ix_([rows[s] for s in sources], [columns[t] for t in targets])
-        return found[..., 0][pick], found[..., 1][pick]
+        seconds = [
+            np.array(
+                [np.inf if c is None else sum(map(known.__getitem__, c)) for c in found], dtype=np.float64
+            ).reshape(len(rows), len(columns))[pick]
+            for found in passes
+        ]
+        return seconds[0], seconds[1] if spec.requires_grad else np.where(np.isinf(seconds[0]), np.inf, 0.0)
 
-    def _learn(
-        self, spec: TensorSpec, new: list[tuple[Layout | None, Layout | None]], known: Pairs, batch: int
-    ) -> None:
-        legal = [(s, t) for s, t in new if s is not None and t is not None]
-        times = price_demands([relayout_demand(spec, s, t, self._mesh, batch) for s, t in legal], self._pricer)
-        known.update(dict.fromkeys(new, (np.inf, np.inf)))
-        known.update(zip(legal, zip(times.forward_s.tolist(), times.backward_s.tolist(), strict=True), strict=True))
+    def _priced(self, spec: TensorSpec, batch: int, pieces: set[Piece]) -> dict[Piece, float]:
+        """Seconds of pieces on tensors of this size."""
+        elements, dtype = prod(spec.shape_at(batch)), spec.dtype
+        known = self._known.setdefault((elements, dtype), {})
+        new = sorted(pieces - known.keys())
+        local, sent = [p for p in new if p.is_local], [p for p in new if not p.is_local]
+        if local:
+            times = self._pricer.ops([p.op_key(elements, dtype) for p in local])
+            known.update(zip(local, times.forward_s.tolist(), strict=True))
+        if sent:
+            moved = self._pricer.collectives([p.collective_key(elements, dtype) for p in sent])
+            known.update(zip(sent, moved.seconds.tolist(), strict=True))
+        return known
 
 
 def _positions(layouts: Sequence[Layout | None]) -> dict[Layout | None, int]:
