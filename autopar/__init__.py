@@ -11,13 +11,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autopar.api import Plan, estimate, optimize, plan, verify
+    from autopar.api import Plan, estimate, optimize, plan, register_rule, verify
     from autopar.cluster import Cluster
     from autopar.formulate.config import ManualConfig
 
 __version__ = "0.1.0"
 
-__all__ = ["Cluster", "ManualConfig", "Plan", "__version__", "estimate", "optimize", "plan", "verify"]
+__all__ = ["Cluster", "ManualConfig", "Plan", "__version__", "estimate", "optimize", "plan", "register_rule", "verify"]
 
 _HOMES = {
     "Cluster": "autopar.cluster",
@@ -26,6 +26,7 @@ _HOMES = {
     "estimate": "autopar.api",
     "optimize": "autopar.api",
     "plan": "autopar.api",
+    "register_rule": "autopar.api",
     "verify": "autopar.api",
 }
 

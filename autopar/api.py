@@ -202,6 +202,20 @@ def profile(
         return pricer.profile
 
 
+def register_rule(target: str, line: str, example: Sequence[Any] | None = None) -> None:
+    """Say how an operator may be split: `register_rule("mylib::op", "b s k, n k -> b s n")`.
+
+    The rule is tried first: the operator is run sharded in every way the rule allows and compared with itself
+    unsharded, on random operands or on the arguments in `example`. Raises ConfigError where the line can't be read or
+    is wrong.
+    """
+    from autopar.shard.check import check_rule
+    from autopar.shard.rules import register
+
+    check_rule(target, line, example)
+    register(target, line)
+
+
 _plan = plan
 
 

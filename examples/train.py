@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import autopar
 
-WIDTH, CLASSES, GLOBAL_BATCH, STEPS = 256, 10, 64, 20
+WIDTH, CLASSES, GLOBAL_BATCH, STEPS = 64, 10, 256, 20
 
 
 class Block(nn.Module):
@@ -62,7 +62,7 @@ def main() -> None:
     torch.manual_seed(0)
     example = {"x": torch.zeros(8, WIDTH), "labels": torch.zeros(8, dtype=torch.long)}
     model = autopar.optimize(Net(), example, cluster="local", global_batch=GLOBAL_BATCH, dtype="fp32")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(STEPS):
         loss = model.train_step(**batch_of(step, model.data_parallel_rank, model.data_parallel_size, device))
         model.clip_grad_norm_(1.0)
