@@ -16,15 +16,14 @@ def axis_role(strategy: LayerStrategy, axis: int) -> str:
     """What a mesh axis splits in a layer: `batch`, `sequence` (only), `tensor`, `tensor+sequence`, or `nothing`.
 
     An axis that splits the batch at the layer's entry is `batch`. Any other that splits work inside is `tensor`, with
-    `sequence` where it also splits activations at the entry, on another dim than the batch.
+    `sequence` where it splits activations on both sides of the layer as well, on another dim than the batch.
     """
-    placement = strategy.entry[axis]
-    splits_work = any(factors[axis] for factors in strategy.ops.values())
-    if placement == BATCH_DIM:
+    if strategy.entry[axis] == BATCH_DIM:
         return "batch"
-    if placement > BATCH_DIM:
-        return "tensor+sequence" if splits_work else "sequence"
-    return "tensor" if splits_work else "nothing"
+    between = min(strategy.entry[axis], strategy.exit[axis]) > BATCH_DIM
+    if any(factors[axis] for factors in strategy.ops.values()):
+        return "tensor+sequence" if between else "tensor"
+    return "sequence" if between else "nothing"
 
 
 def ways(strategy: LayerStrategy, mesh: Sequence[MeshAxis]) -> dict[str, int]:
