@@ -83,6 +83,11 @@ class ParallelModule(nn.Module):
             owner = owner.get_submodule(part)
         return owner, key
 
+    @property
+    def runtime(self) -> Runtime | None:
+        """What this rank runs; None on an idle rank."""
+        return self._runtime
+
     # --- what a script calls ------------------------------------------------------------------------------------
 
     @property

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
+from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
+from torch.distributed.tensor import DTensor
 
 from autopar.emit.build import emit, emit_alone
 from autopar.emit.module import ParallelModule
@@ -33,10 +35,10 @@ def batch() -> dict[str, Tensor]:
     return {"x": torch.randn(BATCH, 16, generator=generator, dtype=torch.float64), "labels": labels}
 
 
-def rows(pm: ParallelModule, whole: dict[str, Tensor]) -> dict[str, Tensor]:
+def rows(pm: ParallelModule, full: dict[str, Tensor]) -> dict[str, Tensor]:
     """This rank's part of a batch."""
     rank = pm.data_parallel_rank
-    return {} if rank is None else {k: t.chunk(pm.data_parallel_size)[rank] for k, t in whole.items()}
+    return {} if rank is None else {k: t.chunk(pm.data_parallel_size)[rank] for k, t in full.items()}
 
 
 def plan(
@@ -63,7 +65,13 @@ def parallel_mlp(
 
 
 def whole_gradients(pm: ParallelModule) -> dict[str, Tensor]:
-    return {n: p.grad.full_tensor() for n, p in pm.named_parameters() if p.grad is not None}
+    return {n: whole(p.grad) for n, p in pm.named_parameters() if p.grad is not None}
+
+
+def whole(tensor: Tensor | None) -> Tensor:
+    """All of a DTensor."""
+    assert isinstance(tensor, DTensor)
+    return tensor.full_tensor()
 
 
 def reference(scale: float = 1.0) -> tuple[Tensor, dict[str, Tensor]]:
@@ -78,7 +86,7 @@ def reference(scale: float = 1.0) -> tuple[Tensor, dict[str, Tensor]]:
 def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
     assert list(found) == list(wanted)
     for name, tensor in wanted.items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-12, atol=1e-14, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(found[name], tensor, rtol=1e-12, atol=1e-14)
 
 
 ZEROS = [(0,), (1,), (2,), (3,), (1, 3, 0)]
@@ -126,14 +134,13 @@ def optimise(graph: OpGraph, kind: str) -> None:
         for optimizer in (ours, theirs):
             optimizer.step()
             optimizer.zero_grad()
-    found = {n: p.full_tensor() for n, p in pm.state_dict().items()}
+    found = {n: whole(p) for n, p in pm.state_dict().items()}
     assert_same(found, {n: p.detach() for n, p in model.state_dict().items()})
     torch.testing.assert_close(pm.eval_step(**rows(pm, batch())), model(**batch()).detach(), rtol=1e-12, atol=0)
 
 
 def optimizers(kind: str, module: nn.Module) -> torch.optim.Optimizer:
-    options = {"foreach": {"foreach": True}, "fused": {"fused": True}, "plain": {"foreach": False}}
-    return torch.optim.AdamW(module.parameters(), lr=0.01, **options[kind])
+    return torch.optim.AdamW(module.parameters(), lr=0.01, foreach=kind == "foreach", fused=kind == "fused")
 
 
 @pytest.mark.parametrize("kind", ["foreach", "fused", "plain"])
@@ -143,19 +150,19 @@ def test_optimizers_and_clipping(pool: Pool, kind: str) -> None:
 
 
 def save(graph: OpGraph, folder: str) -> None:
-    dcp.save(parallel_mlp(graph, (3,)).state_dict(), checkpoint_id=folder)
+    save_checkpoint(parallel_mlp(graph, (3,)).state_dict(), checkpoint_id=folder)
 
 
 def load(graph: OpGraph, folder: str) -> None:
     pm = parallel_mlp(graph, (1, 0, 3), (2, 2))
-    wanted = {n: t.full_tensor() for n, t in pm.state_dict().items()}
+    wanted = {n: whole(t) for n, t in pm.state_dict().items()}
     with torch.no_grad():
         for parameter in pm.parameters():
             parameter.zero_()
     state = pm.state_dict()
-    dcp.load(state, checkpoint_id=folder)
+    load_checkpoint(state, checkpoint_id=folder)
     pm.load_state_dict(state)
-    assert_same({n: t.full_tensor() for n, t in pm.state_dict().items()}, wanted)
+    assert_same({n: whole(t) for n, t in pm.state_dict().items()}, wanted)
     torch.testing.assert_close(pm.train_step(**rows(pm, batch())), reference()[0], rtol=1e-12, atol=0)
 
 
@@ -170,11 +177,11 @@ def on_meta(graph: OpGraph, zeros: tuple[int, ...]) -> None:
     record = plan(graph, zeros, dtype="fp32")
     pm = emit(record, graph, loaded.model, device="cpu")
     alone = emit_alone(record, graph, loaded.model, device="cpu")
-    whole = {n: t.full_tensor() for n, t in pm.state_dict().items()}
-    assert list(whole) == list(loaded.model.state_dict())
-    assert_same(whole, dict(alone.state_dict()))
-    assert float(whole["blocks.0.mlp.up_proj.weight"].std()) > 0
-    assert whole["head.weight"].equal(whole["embed.weight"])
+    values = {n: whole(t) for n, t in pm.state_dict().items()}
+    assert list(values) == list(loaded.model.state_dict())
+    assert_same(values, dict(alone.state_dict()))
+    assert float(values["blocks.0.mlp.up_proj.weight"].std()) > 0
+    assert values["head.weight"].equal(values["embed.weight"])
 
 
 @pytest.mark.parametrize("zeros", [(0,), (3,)])
@@ -218,10 +225,10 @@ def drop(graph: OpGraph) -> tuple[float, str, float]:
     model = Dropping()
     report = verify(plan(graph, (0, 3), (2, 2), 2), model, DROPPING_INPUTS, graph=graph)
     pm = emit(plan(graph, (0,), (4,)), graph, model, device="cpu")
-    whole = batch()
-    losses = [pm.eval_step(**rows(pm, whole)) for _ in range(2)]
-    torch.testing.assert_close(losses[0], model.double().eval()(**whole).detach(), rtol=1e-12, atol=0)
-    one, two = (pm.train_step(**rows(pm, whole)) for _ in range(2))
+    full = batch()
+    losses = [pm.eval_step(**rows(pm, full)) for _ in range(2)]
+    torch.testing.assert_close(losses[0], model.double().eval()(**full).detach(), rtol=1e-12, atol=0)
+    one, two = (pm.train_step(**rows(pm, full)) for _ in range(2))
     return report.largest, report.reference, float((one - two).abs())
 
 
@@ -240,7 +247,7 @@ def mixed_precision(graph: OpGraph, zeros: tuple[int, ...]) -> tuple[float, set[
     found = whole_gradients(pm)
     scale = max(float(g.abs().max()) for g in gradients.values())
     apart = max(float((found[n] - g).abs().max()) for n, g in gradients.items()) / scale
-    return max(apart, abs(float(loss - wanted))), {str(t.dtype) for p in pm.parameters() for t in (p, p.grad)}
+    return max(apart, abs(float(loss - wanted))), {str(t.dtype) for p in pm.parameters() for t in (p, whole(p.grad))}
 
 
 @pytest.mark.parametrize("zeros", ZEROS)

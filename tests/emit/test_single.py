@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from autopar.emit import materialize, torch_private
 from autopar.emit.build import emit
+from autopar.emit.layers import LayerModule
 from autopar.emit.loss_weights import loss_form
 from autopar.emit.module import ParallelModule
 from autopar.emit.peak import measured_peak_tensor_bytes
@@ -110,9 +111,13 @@ def test_loss_forms() -> None:
 
 def test_code_is_shared_by_equal_layers_and_readable() -> None:
     """Equal layers run one generated function, whose text calls the model's operators on named values."""
-    layers = parallel("gpt")._runtime.stage.layers  # type: ignore[union-attr]
-    assert layers[1].code is layers[2].code
-    text = layers[1].code.at(4, True).code
+    runtime = parallel("gpt").runtime
+    assert runtime is not None
+    first, second = (runtime.stage.get_submodule(f"layers.{i}") for i in (1, 2))
+    assert isinstance(first, LayerModule)
+    assert isinstance(second, LayerModule)
+    assert first.code is second.code
+    text = first.code.at(4, True).code
     assert "torch.ops.aten.scaled_dot_product_attention" in text
     assert "down_proj_weight" in text
 

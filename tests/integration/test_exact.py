@@ -27,7 +27,7 @@ CONFIGS = {
     "tp x dp": "dp=2,tp=2",
     "tp x zero3": "dp=2,tp=2,zero=3",
     "mix": "dp=2,tp=2,layers=0:tp=4;1:tp=1+zero=3",
-    "2 axes of tp": "tp=4",
+    "2 axes of tp": "tp=4,layers=1:tp=2",
 }
 
 
