@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from autopar.emit.build import emit, emit_alone
 from autopar.emit.module import ParallelModule
-from autopar.graph import OpGraph
+from autopar.graph import REPLICATE, OpGraph
 from autopar.plan import LayerStrategy, PlanRecord
 from autopar.trace.capture import trace
 from autopar.trace.spec import load_model
@@ -238,6 +239,23 @@ def test_dropout_draws_the_same_masks_everywhere(pool: Pool) -> None:
     assert largest < 1e-9
     assert "one device" in about
     assert change > 1e-3
+
+
+def whole_gradient(graph: OpGraph, zero: int) -> float:
+    def strategy(i: int) -> LayerStrategy:
+        found = data_parallel(graph, i, [True, True], zero)
+        names = [n for n in found.relays if "positions" in n]
+        return replace(found, relays=found.relays | dict.fromkeys(names, (REPLICATE, REPLICATE)))
+
+    record = record_of(graph, mesh_of(2, 2), strategy, global_batch=BATCH, num_microbatches=2)
+    assert any("positions" in n for n in strategy(0).relays)
+    return verify(record, *example("gpt"), graph=graph).largest
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_gradients_that_every_rank_holds_whole_are_not_summed_again(pool: Pool, zero: int) -> None:
+    """A parameter stored replicated over data axes (position embeddings) is dealt out, its gradient only cut."""
+    assert pool.run(4, whole_gradient, traced("gpt"), zero)[0] < 1e-9
 
 
 def mixed_precision(graph: OpGraph, zeros: tuple[int, ...]) -> tuple[float, set[str]]:
