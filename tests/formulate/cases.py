@@ -1,0 +1,180 @@
+"""Models traced on meta, planners for them, and the layers of a planner's scenario laid out one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from autopar.cluster import Cluster, load_cluster
+from autopar.cost.demand import price_demands
+from autopar.cost.moves import relayout_demand
+from autopar.cost.program import layer_demand
+from autopar.cost.roofline import RooflinePricer
+from autopar.engine.eliminate import Elimination
+from autopar.engine.label_graph import LabelGraph
+from autopar.formulate.labels import LabelSpace, label_space
+from autopar.formulate.pins import Pins
+from autopar.formulate.planner import Planner
+from autopar.formulate.rates import ParameterRates
+from autopar.formulate.runs import LayerRun, layer_runs
+from autopar.formulate.tables import Mode, RelayoutPrices, Setting, label_graph, passing_seconds, space_costs
+from autopar.graph import BROADCAST, OpGraph, follow_layout, local_shape
+from autopar.plan import POLICIES, LayerStrategy, Request, data_axes_of
+from autopar.shard.lower import lower
+from autopar.shard.program import Program
+from autopar.trace import trace
+from autopar.trace.spec import load_model
+
+SIZES = "hidden=512,heads=8,vocab=4096,seq=256"
+SPECS = {
+    "gpt": f"gpt:layers=4,{SIZES},tied=0",
+    "gpt-40": f"gpt:layers=40,{SIZES},tied=0",
+    "tied": f"gpt:layers=2,{SIZES},tied=1",
+    "tied-40": f"gpt:layers=40,{SIZES},tied=1",
+    "llama": f"llama:layers=2,kv_heads=4,{SIZES}",
+}
+
+
+class Mlp(nn.Module):
+    """Three wide linear layers and a cross-entropy: no repeated blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(256, 4096)
+        self.second = nn.Linear(4096, 4096)
+        self.last = nn.Linear(4096, 128)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(x))
+        return nn.functional.cross_entropy(self.last(torch.tanh(self.second(hidden))), labels)
+
+
+@cache
+def traced(name: str) -> OpGraph:
+    """The trace of `mlp` or of one of `SPECS` with bfloat16 computation."""
+    if name == "mlp":
+        with torch.device("meta"):
+            return trace(
+                Mlp(), {"x": torch.zeros(2, 256), "labels": torch.zeros(2, dtype=torch.int64)}, compute_dtype="bfloat16"
+            )
+    loaded = load_model(SPECS[name])
+    return trace(loaded.model, loaded.inputs, compute_dtype="bfloat16")
+
+
+@cache
+def cluster_of(name: str) -> Cluster:
+    """A shipped cluster."""
+    return load_cluster(name)
+
+
+def planner(
+    model: str,
+    cluster: str = "2xa100-80gb",
+    batch: int = 8,
+    limit_bytes: int | None = None,
+    constraints: tuple[str, ...] = (),
+) -> Planner:
+    """A planner that prices by roofline."""
+    where = cluster_of(cluster)
+    request = Request(
+        model, where.name, where.device.name, where.devices, batch, "bf16", POLICIES["bf16"], "adamw",
+        memory_limit_bytes=limit_bytes, constraints=constraints,
+    )  # fmt: skip
+    return Planner(traced(model), where, RooflinePricer(where), request)
+
+
+@dataclass(frozen=True)
+class Laid:
+    """One run of a model with its choices laid out and priced in `modes`."""
+
+    run: LayerRun
+    setting: Setting
+    pricer: RooflinePricer
+    rates: ParameterRates
+    space: LabelSpace
+    modes: list[Mode]
+    graph: LabelGraph
+
+    def strategy(self, mode: int, labels: Sequence[int]) -> LayerStrategy:
+        """The strategy that labels stand for in a mode."""
+        again = "full" if self.modes[mode].recompute else "none"
+        return self.space.strategy(dict(enumerate(labels)), self.modes[mode].zero, again)
+
+
+def legal_entries(solved: Elimination) -> np.ndarray[tuple[int, int], np.dtype[np.intp]]:
+    """Indices (mode, entry, exit[, tied]) of the finite entries of a table, one a row."""
+    return np.argwhere(np.isfinite(solved.table))
+
+
+def modes_of(space: LabelSpace, run: LayerRun, byte_price_s: float = 0.0) -> list[Mode]:
+    """Every ZeRO level over every set of data axes that a state has, with and without recomputation."""
+    batch_dim = run.around.entry.batch_dim
+    axes = {data_axes_of(state, batch_dim) for state in space.variables[space.entry].layouts} - {()}
+    ways = [(0, ()), *((zero, a) for zero in (1, 2, 3) for a in sorted(axes))]
+    return [Mode(zero, a, again, byte_price_s) for zero, a in ways for again in (False, True)]
+
+
+def lay_out(run: LayerRun, setting: Setting, pricer: RooflinePricer) -> Laid:
+    """Lay out and price one run."""
+    relayouts = RelayoutPrices(pricer, setting.mesh)
+    rates = ParameterRates(pricer, setting.mesh, POLICIES["bf16"], "adamw", setting.num_microbatches, 1 << 20)
+    space = label_space(run.layer, run.around, setting.sizes, setting.batch)
+    costs = space_costs(space, setting, pricer, relayouts)
+    modes = modes_of(space, run)
+    passing = passing_seconds(space, run.around, setting, relayouts)
+    return Laid(
+        run, setting, pricer, rates, space, modes, label_graph(costs, passing, run.around, setting, modes, rates)
+    )
+
+
+def laid_out(model: str, cluster: str, setting: Setting) -> Iterator[Laid]:
+    """Every run of the model."""
+    graph, pricer = traced(model), RooflinePricer(cluster_of(cluster))
+    for run in layer_runs(graph, [Pins()] * len(graph.layers)):
+        yield lay_out(run, setting, pricer)
+
+
+# --- what a labelling's program costs -----------------------------------------------------------------------------
+
+
+def lowered(laid: Laid, strategy: LayerStrategy) -> Program:
+    """The program of the run's layer."""
+    around = laid.run.around
+    return lower(
+        laid.run.layer, strategy, laid.setting.sizes, around.entry, around.leave,
+        main_input=around.main_input, main_output=around.main_output,
+    )  # fmt: skip
+
+
+def step_s(laid: Laid, strategy: LayerStrategy) -> float:
+    """Seconds a step of the lowered layer: its program in every microbatch, its parameters at their rates."""
+    program, setting, around = lowered(laid, strategy), laid.setting, laid.run.around
+    demands = [layer_demand(program, laid.run.layer, setting.batch, setting.mesh)]
+    for value in around.passing:
+        front = strategy.entry if value.main_in_front else follow_layout(around.entry, strategy.entry, value.spec)
+        behind = strategy.exit if value.main_behind else follow_layout(around.leave, strategy.exit, value.spec)
+        demands.append(relayout_demand(value.spec, front, behind, setting.mesh, setting.batch))
+    times = price_demands(demands, laid.pricer)
+    again = float(times.forward_s[0]) if strategy.recompute == "full" else 0.0
+    micro = float(times.forward_s.sum() + times.backward_s.sum()) + again
+    return setting.num_microbatches * micro + _parameters_s(laid, strategy, program)
+
+
+def _parameters_s(laid: Laid, strategy: LayerStrategy, program: Program) -> float:
+    """Seconds a step of keeping the parameters that the layer owns, from the layouts the program stores them in."""
+    total, data_axes = 0.0, strategy.data_axes(laid.run.around.entry.batch_dim) if strategy.zero else ()
+    for name, owned in zip(laid.run.layer.params, laid.run.around.owned, strict=True):
+        spec, layout = laid.run.layer.values[name], program.layouts[name]
+        if owned:
+            summed = [a for a, p in enumerate(layout) if p == BROADCAST] if spec.requires_grad else []
+            data, further = (tuple(a for a in summed if (a in data_axes) == inside) for inside in (True, False))
+            rate = laid.rates.of(strategy.zero, data, further, spec)
+            elements = prod(local_shape(spec.shape_at(1), layout, laid.setting.sizes))
+            total += elements * (laid.setting.num_microbatches * rate.micro_s + rate.step_s)
+    return total
