@@ -52,10 +52,13 @@ def relayout_demand(spec: TensorSpec, source: Layout, target: Layout, mesh: Sequ
     The backward counts only where a gradient flows.
     """
     elements, dtype = prod(spec.shape_at(batch)), spec.dtype
-    passes = relayout_pieces(source, target, tuple(mesh))[: 1 + spec.requires_grad]
-    local = [tuple(p.op_key(elements, dtype) for p in pieces if p.is_local) for pieces in passes]
-    sent = [tuple(p.collective_key(elements, dtype) for p in pieces if not p.is_local) for pieces in passes]
-    return Demand((), *(local + [()])[:2], *(sent + [()])[:2])
+    forward, backward = relayout_pieces(source, target, tuple(mesh))
+    backward = backward if spec.requires_grad else ()
+    ops = [tuple(p.op_key(elements, dtype) for p in pieces if p.is_local) for pieces in (forward, backward)]
+    sent = [
+        tuple(p.collective_key(elements, dtype) for p in pieces if not p.is_local) for pieces in (forward, backward)
+    ]
+    return Demand((), ops[0], ops[1], sent[0], sent[1])
 
 
 @lru_cache(maxsize=1 << 18)

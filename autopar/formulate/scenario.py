@@ -41,6 +41,8 @@ PRICE_LADDER = (0.02, 0.1, 0.4, 1.5, 6.0)
 """Prices of all the memory there is, as multiples of the time of computation alone."""
 FINE_PRICES = 5
 """Prices tried between the neighbours of the best of the ladder."""
+ONLY_BYTES, NO_TIME = 1.0, 1e-15
+"""Price of a byte and weight of a second at which the cheapest chain is the one that holds least."""
 STORAGES_TRIED = 3
 """How many storage layouts of a tied parameter are followed up at each price."""
 
@@ -100,13 +102,17 @@ class _RunTables:
 
 @dataclass
 class StageScenario:
-    """One stage over a mesh with a number of microbatches, for a given model and budget."""
+    """One stage over a mesh with a number of microbatches, for a given model and budget.
+
+    `least_bytes`, known once bounded: no plan of the scenario holds less (temporaries apart).
+    """
 
     runs: tuple[LayerRun, ...]
     setting: Setting
     pricer: Pricer
     budget: Budget
     relayouts: RelayoutPrices
+    least_bytes: float = np.inf
     _tables: list[_RunTables] = field(default_factory=list)
     _states: dict[Layout, int] = field(default_factory=dict)
     _columns: list[dict[_Arc, Column]] = field(default_factory=list)
@@ -118,10 +124,13 @@ class StageScenario:
         return f"{mesh} devices, {self.setting.num_microbatches} microbatches of {self.setting.batch}"
 
     def bound_s(self) -> float:
-        """Seconds that no plan of this scenario under the limit can beat; inf where nothing is legal."""
+        """Seconds that no plan of this scenario under the limit can beat; inf where none is legal or small enough."""
         costs = self._all_costs()
         self._tables = self._eliminated(costs, self._ladder(costs))
-        bound = max(self._bound_at(price) for price in self._prices())
+        self.least_bytes = self._cheapest(ONLY_BYTES)
+        limit = self.budget.limit_bytes
+        fits = limit is None or self.least_bytes <= limit
+        bound = max(self._bound_at(price) for price in self._prices()) if fits else np.inf
         self._tables = []  # made anew if the scenario is solved: there may be hundreds
         return bound
 
@@ -140,7 +149,7 @@ class StageScenario:
     # --- tables ---------------------------------------------------------------------------------------------------
 
     def _prices(self) -> list[float]:
-        return sorted({mode.byte_price_s for tables in self._tables for mode in tables.modes})
+        return sorted({mode.byte_price for tables in self._tables for mode in tables.modes} - {ONLY_BYTES})
 
     def _prepare(self) -> None:
         """Tables at a coarse ladder of prices, then at a fine one around the price of the best bound."""
@@ -215,17 +224,19 @@ class StageScenario:
     def _modes(self, around: Surroundings, space: LabelSpace, prices: list[float]) -> Iterator[Mode]:
         batch_dim = around.entry.batch_dim
         found = {data_axes_of(state, batch_dim) for state in space.variables[space.entry].layouts}
-        for price in prices:
+        for price in [*prices, ONLY_BYTES]:
             for recompute in around.pins.recompute:
                 for zero in around.pins.zero:
                     for axes in sorted(found - {()}) if zero else [()]:
-                        yield Mode(zero, axes, recompute == "full", price)
+                        yield Mode(zero, axes, recompute == "full", price, NO_TIME if price == ONLY_BYTES else 1.0)
 
     # --- chains ---------------------------------------------------------------------------------------------------
 
     def _bound_at(self, price: float) -> float:
-        cheapest = min((cost for cost, _ in self._chains(price, None)), default=np.inf)
-        return cheapest - price * (self.budget.limit_bytes or 0)
+        return self._cheapest(price) - price * (self.budget.limit_bytes or 0)
+
+    def _cheapest(self, price: float) -> float:
+        return min((cost for cost, _ in self._chains(price, None)), default=np.inf)
 
     def _chains(self, price: float, family: tuple[int, bool] | None) -> list[tuple[float, list[tuple[int, _Arc]]]]:
         """Cheapest chain at a price for each way to store what is tied, best first; `family` = (zero, recompute)."""
@@ -269,7 +280,7 @@ class StageScenario:
     def _promising(self) -> Iterator[list[tuple[int, _Arc]]]:
         """Arcs of the cheapest chains at every price, over all modes and for each family of modes alone."""
         families = {(m.zero, m.recompute) for t in self._tables for m in t.modes}
-        for price in self._prices():
+        for price in [*self._prices(), ONLY_BYTES]:
             for family in [None, *sorted(families)]:
                 for _, arcs in self._chains(price, family)[:STORAGES_TRIED]:
                     yield arcs
@@ -317,7 +328,7 @@ class StageScenario:
 
 def _fits(mode: Mode, price: float, family: tuple[int, bool] | None, tables: _RunTables, tied_zero: int) -> bool:
     """Whether a mode belongs to a price, a family and the ZeRO level of tied parameters."""
-    if mode.byte_price_s != price or (tables.space.tied and mode.zero != tied_zero):
+    if mode.byte_price != price or (tables.space.tied and mode.zero != tied_zero):
         return False
     if family is None:
         return True

@@ -36,12 +36,16 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Mode:
-    """What is the same for a whole layer: ZeRO level and the axes it shards over, recomputation, price of a byte."""
+    """What is the same for a whole layer: ZeRO level and the axes it shards over, recomputation, prices.
+
+    The cost of a labelling is `second_weight` times its seconds plus `byte_price` times its bytes.
+    """
 
     zero: int
     data_axes: tuple[int, ...]
     recompute: bool
-    byte_price_s: float
+    byte_price: float
+    second_weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -248,21 +252,23 @@ def label_graph(
 
     `passing` (entry, exit) are the seconds that values passing the layer by take.
     """
-    space, m = costs.space, setting.num_microbatches
-    again = np.array([1.0 + mode.recompute for mode in modes])
-    prices = np.array([mode.byte_price_s * (not mode.recompute) for mode in modes])
+    space = costs.space
+    weights = setting.num_microbatches * np.array([mode.second_weight for mode in modes])
+    again = weights * np.array([1.0 + mode.recompute for mode in modes])
+    prices = np.array([mode.byte_price * (not mode.recompute) for mode in modes])
     unary: dict[int, Array] = {}
     for v in range(len(space.variables)):
-        run = m * (again[:, None] * costs.forward[v] + costs.backward[v])
+        run = again[:, None] * costs.forward[v] + weights[:, None] * costs.backward[v]
         unary[v] = run + prices[:, None] * costs.saved_bytes[v]
     for stored in space.stored:
         if around.owned[space.layer.params.index(stored.param)]:
             spec, home = space.layer.values[stored.param], stored.home
             unary[home.variable] = unary[home.variable] + _stored_costs(spec, home.layouts, setting, modes, rates)
     unary[space.entry] = unary[space.entry] + np.array([_entry_cost(costs, around, setting, mode) for mode in modes])
-    pair = {key: m * (again[:, None, None] * forward + backward) for key, (forward, backward) in costs.pair.items()}
+    once, twice = weights[:, None, None], again[:, None, None]
+    pair = {key: twice * forward + once * backward for key, (forward, backward) in costs.pair.items()}
     ends = (space.entry, space.exit)
-    pair[ends] = pair.get(ends, 0.0) + m * passing[None]
+    pair[ends] = pair.get(ends, 0.0) + once * passing[None]
     sizes = tuple(len(v) for v in space.variables)
     return LabelGraph(sizes, dict(unary), dict(pair), (space.entry, space.exit, *space.tied))
 
@@ -276,7 +282,7 @@ def _entry_cost(costs: SpaceCosts, around: Surroundings, setting: Setting, mode:
         if mode.zero and axes != mode.data_axes:
             total[i] = np.inf
         elif mode.recompute:
-            total[i] = mode.byte_price_s * _local_bytes(around.entry, state, setting)
+            total[i] = mode.byte_price * _local_bytes(around.entry, state, setting)
     return total
 
 
@@ -293,7 +299,7 @@ def _stored_costs(
             each = np.array([_stored_rate(spec, x, setting, *way, rates) for x in layouts])
             found[way] = each[:, 0] * elements, each[:, 1] * elements
         seconds, held = found[way]
-        rows.append(seconds + mode.byte_price_s * held)
+        rows.append(mode.second_weight * seconds + mode.byte_price * held)
     return np.array(rows)
 
 
