@@ -63,6 +63,14 @@ class Plan:
         """Read a plan file; raises PlanError where it is not one."""
         return cls(PlanRecord.load(path))
 
+    def report(self, path: str | Path) -> None:
+        """Not in this version: raises ConfigError."""
+        raise ConfigError(f"report={path}: HTML reports are not in this version; use explain()")
+
+    def timeline(self, path: str | Path) -> None:
+        """Not in this version: raises ConfigError."""
+        raise ConfigError(f"timeline={path}: timelines are not in this version; use explain()")
+
     def explain(self) -> str:
         """What was asked, chosen and predicted, and why, in text."""
         from autopar.report.explain import explain

@@ -164,8 +164,14 @@ class PlanRecord:
     plan_format: int = PLAN_FORMAT
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as plain JSON data."""
-        return asdict(self)
+        """The plan as plain JSON data; of each stage also the names of its `layers`, of each strategy the `count`."""
+        data: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        for record, plan in zip((data, *data["alternatives"]), (self, *self.alternatives), strict=True):
+            for stage, source in zip(record["stages"], plan.stages, strict=True):
+                stage["layers"] = list(plan.layer_names[source.first_layer :][: len(source.assignment)])
+                for i, strategy in enumerate(stage["strategies"]):
+                    strategy["count"] = source.assignment.count(i)
+        return data
 
     @classmethod
     def from_json(cls, data: object, origin: str = "plan") -> PlanRecord:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from autopar import __version__
@@ -97,7 +97,7 @@ def assemble(
     best = device.peak_flops_per_s.get(request.policy.compute)
     stage = _stage(solved)
     return PlanRecord(
-        request=request,
+        request=replace(request, seq_len=None if graph.token_dim is None else graph.token_dim.at(1)),
         fingerprint=fingerprint,
         stages=(stage,),
         num_microbatches=setting.num_microbatches,

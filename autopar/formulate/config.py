@@ -45,6 +45,10 @@ class ManualConfig:
         if mistakes:
             raise ConfigError(*mistakes)
 
+    def __str__(self) -> str:
+        """What `parse` reads: the keys that differ from their defaults."""
+        return ",".join(f"{f.name}={v}" for f in fields(self) if (v := getattr(self, f.name)) != f.default)
+
     @classmethod
     def parse(cls, text: str) -> ManualConfig:
         """Read `dp=4,tp=2,...`; raises ConfigError listing every unknown key and bad value."""

@@ -14,7 +14,7 @@ from autopar.cost.program import layer_demand
 from autopar.cost.sync import exposed_s, optimizer_demand, sync_demand
 from autopar.formulate.labels import at_cut
 from autopar.formulate.runs import LayerRun
-from autopar.formulate.tables import RelayoutPrices, Setting
+from autopar.formulate.tables import RelayoutPrices, Setting, zero_of
 from autopar.graph import BROADCAST, local_shape
 from autopar.plan import DtypePolicy, LayerStrategy
 from autopar.shard.lower import lower
@@ -54,7 +54,7 @@ def layer_figures(
     )  # fmt: skip
     data_axes = strategy.data_axes(around.entry.batch_dim)
     groups = _parameter_groups(run, program, data_axes, setting)
-    micro, step = _sync(groups, strategy.zero, setting, policy)
+    micro, step = _sync(groups, strategy.zero, data_axes, setting, policy)
     ways = prod(setting.mesh[a].size for a in data_axes) if strategy.zero else 1
     updated = [-(-n // (ways if data else 1)) for (data, _), sizes in groups.items() for n in sizes]
     parts = [
@@ -116,11 +116,13 @@ def _parameter_groups(
 
 
 def _sync(
-    groups: Mapping[tuple[Axes, Axes], list[int]], zero: int, setting: Setting, policy: DtypePolicy
+    groups: Mapping[tuple[Axes, Axes], list[int]], zero: int, data_axes: Axes, setting: Setting, policy: DtypePolicy
 ) -> tuple[Demand, Demand]:
     """Demand of synchronising all groups, in every microbatch and once a step."""
     found = [
-        sync_demand(sum(sizes), zero, data, further, setting.mesh, policy, setting.num_microbatches)
+        sync_demand(
+            sum(sizes), zero_of(zero, data, data_axes), data, further, setting.mesh, policy, setting.num_microbatches
+        )
         for (data, further), sizes in groups.items()
     ]
     return Demand.joined([f.micro for f in found]), Demand.joined([f.step for f in found])

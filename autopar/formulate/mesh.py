@@ -11,8 +11,8 @@ from autopar.plan import MeshAxis
 
 
 def mesh_of(sizes: tuple[int, ...]) -> tuple[MeshAxis, ...]:
-    """Axes of the given sizes over neighbouring ranks, row-major; sizes of 1 are left out (one axis at least stays)."""
-    kept = tuple(s for s in sizes if s > 1) or (1,)
+    """Axes of the given sizes over neighbouring ranks, row-major; sizes of 1 are left out, so one device has no axis."""
+    kept = tuple(s for s in sizes if s > 1)
     strides = [prod(kept[i + 1 :]) for i in range(len(kept))]
     return tuple(MeshAxis(f"d{i}", size, stride) for i, (size, stride) in enumerate(zip(kept, strides, strict=True)))
 

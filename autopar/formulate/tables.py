@@ -303,6 +303,11 @@ def _stored_costs(
     return np.array(rows)
 
 
+def zero_of(zero: int, summed: tuple[int, ...], data_axes: tuple[int, ...]) -> int:
+    """ZeRO level of a parameter: FSDP keeps those that are B on all of the layer's data axes, the rest are as in 1."""
+    return zero if summed == data_axes else min(zero, 1)
+
+
 def _stored_rate(
     spec: TensorSpec,
     layout: Layout | None,
@@ -316,7 +321,5 @@ def _stored_rate(
         return np.inf, 0.0
     summed = [a for a, p in enumerate(layout) if p == BROADCAST] if spec.requires_grad else []
     data = tuple(a for a in summed if a in data_axes)
-    if zero >= 2 and spec.requires_grad and data != data_axes:
-        return np.inf, 0.0  # FSDP shards every parameter of a layer over the same axes
-    rate = rates.of(zero, data, tuple(a for a in summed if a not in data_axes), spec)
+    rate = rates.of(zero_of(zero, data, data_axes), data, tuple(a for a in summed if a not in data_axes), spec)
     return rate.micro_s * setting.num_microbatches + rate.step_s, rate.held_bytes
