@@ -197,7 +197,11 @@ class _Builder:
     # --- parameters -----------------------------------------------------------------------------------------------
 
     def _store_parameters(self) -> None:
-        """Give buffers and parameters a home: stored as their one consumer wants them, else by a variable."""
+        """Give buffers and parameters a home: stored as their one consumer wants them, else by a variable.
+
+        A variable it is, too, where the consumer knows no batch (position embeddings): it wants them whole on the data
+        axes, but only what is broadcast there can be sharded by ZeRO 2 and 3.
+        """
         constant = Home(self._add(Variable("stored", "", (self.replicated,))), (self.replicated,))
         self.space.homes.update(dict.fromkeys(self.layer.buffers, constant))
         if self.around.tied:
@@ -206,8 +210,13 @@ class _Builder:
         for name in self.layer.params:
             users = self.layer.consumers[name]
             once = len(users) == 1 and users[0].operands.count(name) == 1 and name not in self.layer.outputs
-            if name not in self.around.tied and not once:
+            if name not in self.around.tied and not (once and self._splits_batch(users[0])):
                 self._store_by_variable("stored", (name,), self._storage_layouts(self.layer.values[name], split=True))
+
+    def _splits_batch(self, op: Op) -> bool:
+        """Whether the op can split the batch."""
+        rule = rule_for(op, self.layer)
+        return rule is not None and any(f.extent.is_batch for f in rule.factors)
 
     def _store_by_variable(
         self, kind: Literal["tied", "stored"], names: tuple[str, ...], layouts: tuple[Layout, ...]
