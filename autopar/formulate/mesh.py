@@ -11,7 +11,7 @@ from autopar.plan import MeshAxis
 
 
 def mesh_of(sizes: tuple[int, ...]) -> tuple[MeshAxis, ...]:
-    """Axes of the given sizes over neighbouring ranks, row-major; sizes of 1 are left out, so one device has no axis."""
+    """Axes of the given sizes over neighbouring ranks, row-major, without sizes of 1: one device has no axis."""
     kept = tuple(s for s in sizes if s > 1)
     strides = [prod(kept[i + 1 :]) for i in range(len(kept))]
     return tuple(MeshAxis(f"d{i}", size, stride) for i, (size, stride) in enumerate(zip(kept, strides, strict=True)))
