@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autopar.cluster import Cluster
-from autopar.errors import ConfigError
+from autopar.cluster import Cluster, same_device
+from autopar.errors import ConfigError, PlanError
 from autopar.formulate.config import ManualConfig, parse_constraints
 from autopar.plan import POLICIES, DtypePolicy, PlanRecord, Request
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from autopar.cost.pricer import Pricer
     from autopar.emit.module import ParallelModule
     from autopar.formulate.planner import Planner
     from autopar.graph import OpGraph
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 OPTIMIZERS = ("adamw", "adam", "sgd", "adafactor", "adamw8bit")
 OBJECTIVES = ("step_time", "tokens_per_s_per_device", "cost_per_token", "energy_per_token", "memory")
+SUPPORTED_OBJECTIVES = ("step_time", "tokens_per_s_per_device")
 BYTE_UNITS = {"B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 Inputs = Mapping[str, Any] | tuple[Any, ...] | list[Any]
 
@@ -94,7 +95,7 @@ def plan(
     profile: str | Path | None = None,
     loss_fn: Callable[..., Any] | None = None,
     top: int = 1,
-    allow_inexact: bool = False,
+    allow_inexact: bool = False,  # noqa: ARG001 - every plan there is so far is exact
     seed: int = 0,
     time_limit_s: float | None = None,
     name: str | None = None,
@@ -105,8 +106,11 @@ def plan(
     0 plans, every rank gets the same plan. Every exact plan is found without `allow_inexact`, and no inexact ones are
     known yet. Raises ConfigError on bad arguments, TraceError, and InfeasibleError where nothing fits the memory.
     """
-    request, where = _request(locals())
-    return _priced(model, example_inputs, loss_fn, request, where, profile, lambda p: p.plan(config, top, time_limit_s))
+    asked = Asked(
+        model, cluster, global_batch, dtype, dtype_policy, optimizer, memory_limit, objective, tuple(constraints),
+        config, seed, name,
+    )  # fmt: skip
+    return _priced(asked, example_inputs, loss_fn, profile, lambda p: p.plan(config, top, time_limit_s))
 
 
 def estimate(
@@ -128,8 +132,10 @@ def estimate(
 
     Raises ConfigError on bad arguments and on what can't be run, TraceError.
     """
-    request, where = _request(locals())
-    return _priced(model, example_inputs, loss_fn, request, where, profile, lambda p: p.estimate(config))
+    asked = Asked(
+        model, cluster, global_batch, dtype, dtype_policy, optimizer, memory_limit, config=config, name=name
+    )  # fmt: skip
+    return _priced(asked, example_inputs, loss_fn, profile, lambda p: p.estimate(config))
 
 
 def optimize(
@@ -156,6 +162,7 @@ def optimize(
     elif arguments:
         raise ConfigError(f"a plan is given, so {sorted(arguments)} can't be; give either a plan or what to plan for")
     record = plan.record if isinstance(plan, Plan) else plan
+    _require_device(record)
     graph = _trace(model, example_inputs, record.request.policy, loss_fn)
     return emit(record, graph, model, device=local_device(), loss=loss)
 
@@ -177,6 +184,7 @@ def verify(
 
     join_job()
     record = plan.record if isinstance(plan, Plan) else plan
+    _require_device(record)
     return compare(record, model, example_inputs, steps=steps, device=local_device(), loss_fn=loss_fn)
 
 
@@ -202,7 +210,7 @@ def profile(
     from autopar.measure.session import measuring
     from autopar.ranks import device_named
 
-    request, where = _request({**locals(), "optimizer": "adamw", "dtype_policy": None, "memory_limit": None})
+    request, where = Asked(model, cluster, global_batch, dtype, name=name).checked()
     graph = _trace(model, example_inputs, request.policy, loss_fn)
     with measuring(device_named(device)) as session:
         pricer = MeasuredPricer.on_this_machine(RooflinePricer(where), session)
@@ -231,11 +239,9 @@ _plan = plan
 
 
 def _priced(
-    model: nn.Module,
+    asked: Asked,
     example_inputs: Inputs,
     loss_fn: Callable[..., Any] | None,
-    request: Request,
-    cluster: Cluster,
     profile: str | Path | None,
     answer: Callable[[Planner], PlanRecord],
 ) -> Plan:
@@ -243,20 +249,29 @@ def _priced(
     from autopar.formulate.planner import Planner
     from autopar.ranks import on_rank_0, pricing
 
+    request, cluster = asked.checked()
+
     def work() -> PlanRecord:
         began = time.process_time()
-        graph = _trace(model, example_inputs, request.policy, loss_fn)
+        graph = _trace(asked.model, example_inputs, request.policy, loss_fn)
         trace_s = time.process_time() - began
         with pricing(cluster, profile) as pricer:
-            return answer(Planner(graph, cluster, pricer, request, trace_s, _profile_name(pricer, profile)))
+            return answer(Planner(graph, cluster, pricer, request, trace_s))
 
     return Plan(on_rank_0(work, cluster))
 
 
-def _profile_name(pricer: Pricer, profile: str | Path | None) -> str:
-    if profile is not None:
-        return str(profile)
-    return "measured" if hasattr(pricer, "profile") else "roofline"
+def _require_device(record: PlanRecord) -> None:
+    """Raise PlanError unless the plan was made for the kind of device this rank has."""
+    from autopar.measure.local import local_cluster
+    from autopar.ranks import local_device
+
+    here = local_cluster(local_device()).device.name
+    if not same_device(here, record.fingerprint.device):
+        raise PlanError(
+            f"the plan was made for devices of kind {record.fingerprint.device!r}, this rank has {here!r}: its "
+            "times and limits don't hold here. Plan with cluster='local', or for a cluster of this device."
+        )
 
 
 def _trace(
@@ -268,46 +283,63 @@ def _trace(
     return trace(model, given, compute_dtype=policy.compute, loss_fn=loss_fn)
 
 
-def _request(given: Mapping[str, Any]) -> tuple[Request, Cluster]:
-    """Check the arguments of `plan` or `estimate`; raises ConfigError with every mistake."""
-    from autopar.ranks import find_cluster
+@dataclass(frozen=True)
+class Asked:
+    """The arguments of `plan`, `estimate` or `profile`, as given."""
 
-    mistakes: list[str] = []
-    batch, dtype, objective = given["global_batch"], given["dtype"], given.get("objective", "step_time")
-    if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
-        mistakes.append(f"global_batch={batch!r}: give a whole number of at least 1")
-    if given["dtype_policy"] is None and dtype not in POLICIES:
-        mistakes.append(f"dtype={dtype!r}: give one of {', '.join(POLICIES)}, or a dtype_policy")
-    if objective not in OBJECTIVES:
-        mistakes.append(f"objective={objective!r}: give one of {', '.join(OBJECTIVES)}")
-    elif objective not in ("step_time", "tokens_per_s_per_device"):
-        mistakes.append(f"objective={objective!r}: not supported in this version; give step_time")
-    optimizer = _collected(mistakes, lambda: _optimizer_name(given["optimizer"]))
-    limit = _collected(mistakes, lambda: parse_bytes(given["memory_limit"]))
-    constraints = tuple(given.get("constraints", ()))
-    _collected(mistakes, lambda: parse_constraints(constraints))
-    cluster = _collected(mistakes, lambda: find_cluster(given["cluster"]))
-    if mistakes or cluster is None:
-        raise ConfigError(*mistakes)
-    config: ManualConfig | None = given.get("config")
-    devices = (config.devices if config else 0) or cluster.devices
-    model = given["model"]
-    request = Request(
-        model=given["name"] or type(model).__name__,
-        cluster=cluster.name,
-        device=cluster.device.name,
-        devices=devices,
-        global_batch=batch,
-        dtype=dtype,
-        policy=given["dtype_policy"] or POLICIES[dtype],
-        optimizer=optimizer or "adamw",
-        objective=objective,
-        memory_limit_bytes=limit,
-        constraints=constraints,
-        config=str(config) if config else None,
-        seed=given.get("seed", 0),
-    )
-    return request, cluster
+    model: nn.Module
+    cluster: Cluster | str | Path
+    global_batch: int
+    dtype: str
+    dtype_policy: DtypePolicy | None = None
+    optimizer: str | type = "adamw"
+    memory_limit: str | int | None = None
+    objective: str = "step_time"
+    constraints: tuple[str, ...] = ()
+    config: ManualConfig | None = None
+    seed: int = 0
+    name: str | None = None
+
+    def checked(self) -> tuple[Request, Cluster]:
+        """The request and its cluster; raises ConfigError with every mistake."""
+        from autopar.ranks import find_cluster
+
+        mistakes = self._mistakes()
+        optimizer = _collected(mistakes, lambda: _optimizer_name(self.optimizer))
+        limit = _collected(mistakes, lambda: parse_bytes(self.memory_limit))
+        _collected(mistakes, lambda: parse_constraints(self.constraints))
+        cluster = _collected(mistakes, lambda: find_cluster(self.cluster))
+        if mistakes or cluster is None:
+            raise ConfigError(*mistakes)
+        request = Request(
+            model=self.name or type(self.model).__name__,
+            cluster=cluster.name,
+            device=cluster.device.name,
+            devices=(self.config.devices if self.config else 0) or cluster.devices,
+            global_batch=self.global_batch,
+            dtype=self.dtype,
+            policy=self.dtype_policy or POLICIES[self.dtype],
+            optimizer=optimizer or "adamw",
+            objective=self.objective,
+            memory_limit_bytes=limit,
+            constraints=self.constraints,
+            config=str(self.config) if self.config else None,
+            seed=self.seed,
+        )
+        return request, cluster
+
+    def _mistakes(self) -> list[str]:
+        mistakes: list[str] = []
+        batch = self.global_batch
+        if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
+            mistakes.append(f"global_batch={batch!r}: give a whole number of at least 1")
+        if self.dtype_policy is None and self.dtype not in POLICIES:
+            mistakes.append(f"dtype={self.dtype!r}: give one of {', '.join(POLICIES)}, or a dtype_policy")
+        if self.objective not in OBJECTIVES:
+            mistakes.append(f"objective={self.objective!r}: give one of {', '.join(OBJECTIVES)}")
+        elif self.objective not in SUPPORTED_OBJECTIVES:
+            mistakes.append(f"objective={self.objective!r}: not supported in this version; give step_time")
+        return mistakes
 
 
 def _collected(mistakes: list[str], read: Callable[[], Any]) -> Any:

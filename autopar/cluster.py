@@ -195,6 +195,12 @@ def find_device(name: str) -> DeviceFile:
     )
 
 
+def same_device(first: str, second: str) -> bool:
+    """Whether two names mean one kind of device: equal, or names of one device file."""
+    known = {_plain(key): device.name for device in all_devices() for key in (device.name, *device.aliases)}
+    return first == second or known.get(_plain(first), first) == known.get(_plain(second), second)
+
+
 def all_devices() -> list[DeviceFile]:
     """Every device: the shipped ones, then those that the user has added (an added one wins over a shipped one)."""
     return [*_device_files(_profiles() / "devices"), *_device_files(user_folder() / "devices")]

@@ -44,6 +44,10 @@ class Pricer(Protocol):
         """The cluster whose seconds these are."""
         ...
 
+    def identity(self) -> str:
+        """Hash of everything the prices come from."""
+        ...
+
     def ops(self, keys: Sequence[OpKey]) -> OpTimes:
         """Seconds of each local op; the backward is 0 where no operand wants a gradient."""
         ...

@@ -7,6 +7,7 @@ multiplying rather than filling the pipeline. The constants below belong to a ba
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -55,6 +56,10 @@ class RooflinePricer:
     """Prices everything from the cluster's figures; every source is `roofline`."""
 
     cluster: Cluster
+
+    def identity(self) -> str:
+        """Hash of the cluster's figures."""
+        return hashlib.sha256(repr(self.cluster).encode()).hexdigest()[:16]
 
     def ops(self, keys: Sequence[OpKey]) -> OpTimes:
         """Seconds of each op, forward and backward. Raises ConfigError for a dtype the device has no rate for."""

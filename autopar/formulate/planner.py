@@ -36,7 +36,6 @@ class Planner:
     pricer: Pricer
     request: Request
     trace_s: float = 0.0
-    profile: str = "roofline"
 
     @property
     def limit_bytes(self) -> int:
@@ -136,7 +135,7 @@ class Planner:
     def _record(self, solved: SolvedScenario, bound_s: float | None, began: float) -> PlanRecord:
         return assemble(
             solved, self.graph, self.cluster, self.request,
-            Fingerprint(self.graph.digest, self.profile, self.cluster.device.name),
+            Fingerprint(self.graph.digest, self.pricer.identity(), self.cluster.device.name),
             limit_bytes=self.limit_bytes, assumptions=self._assumptions(), lower_bound_s=bound_s,
             trace_s=self.trace_s, search_s=time.process_time() - began,
         )  # fmt: skip
