@@ -164,7 +164,8 @@ _ALLOWED: dict[str, tuple[str, Callable[[object], bool]]] = {
 # --- constraints on the search ------------------------------------------------------------------------------------
 
 PINNABLE = ("devices", "dp", "tp", "sp", "zero", "microbatch_size", "recompute")
-EXCLUDABLE = ("tp", "sp", "zero", "recompute")
+EXCLUDABLE = ("tp", "sp", "zero", "recompute", "pp", "cp", "ep", "offload")
+"""What may be left out; plans of this version never use the last three."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +205,8 @@ def _constraint_mistake(pattern: str, key: str, value: str) -> str:
         return f"after a pattern give `replicate` or `tp=N`, not {key!r}"
     if key == "exclude":
         return "" if value in EXCLUDABLE else f"exclude={value}: give one of {', '.join(EXCLUDABLE)}"
+    if key == "recompute" and value not in ("none", "full"):
+        return f"recompute={value}: not allowed as a constraint; give none or full, or a config"
     if key not in PINNABLE:
         return f"key {key!r} can't be pinned; give one of {', '.join(PINNABLE)} or exclude=..."
     return _mistake(key, int(value) if re.fullmatch(r"\d+", value) else value)

@@ -123,6 +123,8 @@ def pins_of_constraints(constraints: tuple[Constraint, ...], mesh: tuple[MeshAxi
     if "tp" in excluded:
         degree = 1
     axes = None
+    if "dp" in pinned and degree != devices // int(pinned["dp"]):
+        return None
     if degree is not None:
         product, count = 1, 0
         while product < degree and count < len(mesh):
