@@ -59,6 +59,29 @@ def data_axes_of(layout: Layout, batch_dim: int | None) -> tuple[int, ...]:
     return tuple(i for i, p in enumerate(layout) if p >= 0 and p == batch_dim)
 
 
+def expanded(layout: Layout, axis_sizes: tuple[int, ...]) -> Layout:
+    """`layout` over the prime factors of its axes, row-major: an axis of size 4 is two axes of 2 placed alike.
+
+    Two layouts over the same `prime_sizes` give every position the same shard where their expansions are equal.
+    """
+    return tuple(placement for placement, size in zip(layout, axis_sizes, strict=True) for _ in prime_sizes((size,)))
+
+
+def prime_sizes(axis_sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Prime factors of the sizes in order, the smaller ones of a size first: axes of these give any of the meshes."""
+    return tuple(factor for size in axis_sizes for factor in _prime_factors(size))
+
+
+def _prime_factors(number: int) -> list[int]:
+    factors, factor = [], 2
+    while number > 1:
+        while number % factor == 0:
+            number //= factor
+            factors.append(factor)
+        factor += 1
+    return factors
+
+
 @dataclass(frozen=True)
 class StagePlan:
     """One pipeline stage: layers `first_layer` to `first_layer + len(assignment) - 1` on the global ranks `devices`.
