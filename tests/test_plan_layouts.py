@@ -12,8 +12,8 @@ from autopar.plan import expanded, prime_sizes
 
 
 def _shard(layout: Layout, sizes: tuple[int, ...], rank: int) -> tuple[tuple[int, int], ...]:
-    """(start, length) in both dims of a 720 x 720 tensor for a rank, row-major, first axis outermost on each dim."""
-    box = [(0, 720), (0, 720)]
+    """(start, length) in both dims of a 1728 x 1728 tensor for a rank, row-major, first axis outermost on each dim."""
+    box = [(0, 1728), (0, 1728)]
     for axis, (placement, size) in enumerate(zip(layout, sizes, strict=True)):
         index = rank // prod(sizes[axis + 1 :]) % size
         if placement >= 0:
@@ -27,10 +27,11 @@ def test_expansion_keeps_every_shard(axes: list[tuple[int, int]]) -> None:
     """Every position holds the same rows and columns under a layout and its expansion."""
     sizes, layout = tuple(a for a, _ in axes), tuple(p for _, p in axes)
     fine, primes = expanded(layout, sizes), prime_sizes(sizes)
-    assert len(fine) == len(primes) and prod(primes) == prod(sizes)
+    assert len(fine) == len(primes)
+    assert prod(primes) == prod(sizes)
     for rank in range(prod(sizes)):
         assert _shard(layout, sizes, rank) == _shard(fine, primes, rank)
-    assert local_shape((720, 720), fine, primes) == local_shape((720, 720), layout, sizes)
+    assert local_shape((1728, 1728), fine, primes) == local_shape((1728, 1728), layout, sizes)
 
 
 def test_other_meshes_of_as_many_devices_compare() -> None:
