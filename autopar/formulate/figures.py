@@ -4,37 +4,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from math import prod
 
-from autopar.cost.demand import Demand, DemandTimes, price_demands
-from autopar.cost.memory import LayerMemory, layer_memory
-from autopar.cost.pricer import Pricer, Source
+from autopar.cost.demand import Demand
+from autopar.cost.layer import LayerFigures, LayerWork, figures_of
+from autopar.cost.memory import layer_memory
+from autopar.cost.moves import relayout_demand
+from autopar.cost.pricer import Pricer
 from autopar.cost.program import layer_demand
-from autopar.cost.sync import exposed_s, optimizer_demand, sync_demand
+from autopar.cost.sync import optimizer_demand, sync_demand
 from autopar.formulate.labels import at_cut
 from autopar.formulate.runs import LayerRun
-from autopar.formulate.tables import RelayoutPrices, Setting, zero_of
+from autopar.formulate.tables import Setting, zero_of
 from autopar.graph import BROADCAST, local_shape
 from autopar.plan import DtypePolicy, LayerStrategy
 from autopar.shard.lower import lower
 from autopar.shard.program import Program
-
-
-@dataclass(frozen=True)
-class LayerFigures:
-    """One layer on one device. `micro_s` in every microbatch, `step_s` once a step; both split by kind and by source.
-
-    Kinds: `compute`, `recompute`, `communication` (exposed), `optimizer`.
-    """
-
-    micro_s: float
-    step_s: float
-    memory: LayerMemory
-    micro_by_kind_s: Mapping[str, float] = field(hash=False)
-    step_by_kind_s: Mapping[str, float] = field(hash=False)
-    micro_by_source_s: Mapping[Source, float] = field(hash=False)
-    step_by_source_s: Mapping[Source, float] = field(hash=False)
 
 
 def layer_figures(
@@ -42,7 +27,6 @@ def layer_figures(
     strategy: LayerStrategy,
     setting: Setting,
     pricer: Pricer,
-    relayouts: RelayoutPrices,
     policy: DtypePolicy,
     optimizer: str,
 ) -> LayerFigures:
@@ -57,45 +41,26 @@ def layer_figures(
     micro, step = _sync(groups, strategy.zero, data_axes, setting, policy)
     ways = prod(setting.mesh[a].size for a in data_axes) if strategy.zero else 1
     updated = [-(-n // (ways if data else 1)) for (data, _), sizes in groups.items() for n in sizes]
-    parts = [
-        layer_demand(program, layer, setting.batch, setting.mesh), micro, step,
-        optimizer_demand(updated, policy, optimizer),
-    ]  # fmt: skip
-    times = price_demands(parts, pricer)
     memory = layer_memory(
         program, setting.batch, policy, optimizer, strategy.zero, ways, strategy.recompute, held=run.held,
         foreign=frozenset(name for name, owned in zip(layer.params, around.owned, strict=True) if not owned),
         unread=run.unread, accumulates=setting.num_microbatches > 1,
     )  # fmt: skip
-    passing = _passing_s(run, strategy, setting, relayouts)
-    return _add_up(times, passing, strategy.recompute == "full", memory, pricer.cluster.device.overlap)
+    work = LayerWork(
+        layer_demand(program, layer, setting.batch, setting.mesh), _passing(run, strategy, setting), micro, step,
+        optimizer_demand(updated, policy, optimizer), strategy.recompute == "full", memory,
+    )  # fmt: skip
+    return figures_of(work, pricer)
 
 
-def _add_up(times: DemandTimes, passing_s: float, again: bool, memory: LayerMemory, overlap: float) -> LayerFigures:
-    forward, backward = times.forward_compute_s.tolist(), times.backward_compute_s.tolist()
-    sent, returned = times.forward_communication_s.tolist(), times.backward_communication_s.tolist()
-    compute = forward[0] + backward[0]
-    recompute = forward[0] if again else 0.0
-    gathered = exposed_s(sent[1] + returned[1], compute + recompute, overlap)
-    moved = sent[0] * (1 + again) + returned[0] + gathered + passing_s
-    micro = {"compute": compute + forward[1] + backward[1], "recompute": recompute, "communication": moved}
-    step = {"compute": forward[2], "communication": sent[2], "optimizer": forward[3]}
-    micro_sources: dict[Source, float] = {}
-    step_sources: dict[Source, float] = {}
-    for source, seconds in times.by_source.items():
-        micro_sources[source] = float(seconds[0] + seconds[1])
-        step_sources[source] = float(seconds[2] + seconds[3])
-    return LayerFigures(sum(micro.values()), sum(step.values()), memory, micro, step, micro_sources, step_sources)
-
-
-def _passing_s(run: LayerRun, strategy: LayerStrategy, setting: Setting, relayouts: RelayoutPrices) -> float:
-    """Seconds of relaying, in a microbatch, the values that pass the layer by."""
-    total, around = 0.0, run.around
+def _passing(run: LayerRun, strategy: LayerStrategy, setting: Setting) -> Demand:
+    """Demand of relaying, in a microbatch, the values that pass the layer by."""
+    around, parts = run.around, []
     for value in around.passing:
-        source = at_cut(value.spec, around.entry, (strategy.entry,), value.main_in_front)
-        target = at_cut(value.spec, around.leave, (strategy.exit,), value.main_behind)
-        total += sum(float(t[0, 0]) for t in relayouts.table(value.spec, source, target, setting.batch))
-    return total
+        (source,) = at_cut(value.spec, around.entry, (strategy.entry,), value.main_in_front)
+        (target,) = at_cut(value.spec, around.leave, (strategy.exit,), value.main_behind)
+        parts.append(relayout_demand(value.spec, source, target, setting.mesh, setting.batch))
+    return Demand.joined(parts)
 
 
 Axes = tuple[int, ...]

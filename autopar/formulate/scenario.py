@@ -15,13 +15,14 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.cost.layer import LayerFigures
 from autopar.cost.pricer import Pricer
 from autopar.engine.eliminate import Elimination, eliminate
 from autopar.engine.label_graph import Costs
 from autopar.engine.stack import StackOptions, solve_stack
 from autopar.engine.stack_path import cheapest_path
 from autopar.engine.stack_problem import Choices, Run, StackProblem, StackSolution
-from autopar.formulate.figures import LayerFigures, layer_figures
+from autopar.formulate.figures import layer_figures
 from autopar.formulate.labels import LabelSpace, label_space
 from autopar.formulate.rates import ParameterRates
 from autopar.formulate.runs import LayerRun, Surroundings
@@ -294,7 +295,7 @@ class StageScenario:
         labels = dict(enumerate(tables.solved.decode(arc.mode, kept)))
         strategy = tables.space.strategy(labels, mode.zero, "full" if mode.recompute else "none")
         figures = layer_figures(
-            self.runs[r], strategy, self.setting, self.pricer, self.relayouts, self.budget.policy, self.budget.optimizer
+            self.runs[r], strategy, self.setting, self.pricer, self.budget.policy, self.budget.optimizer
         )
         return Column(strategy, figures, arc.storage * 4 + mode.zero if arc.storage >= 0 else -1)
 

@@ -1,0 +1,94 @@
+"""One layer on one device: all that it asks for, and the seconds and bytes that come of it on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from autopar.cost.demand import Demand, DemandTimes, price_demands
+from autopar.cost.memory import LayerMemory
+from autopar.cost.pricer import Pricer, Source
+from autopar.cost.sync import exposed_s
+
+
+@dataclass(frozen=True)
+class LayerWork:
+    """What a layer under a strategy asks for, whatever the cluster.
+
+    In every microbatch `calls` (ops and layout changes), `passing` (layout changes of values that pass the layer by)
+    and `micro_sync` (gathers and scatters of parameters, hidden behind the calls as far as the device can); once a step
+    `step_sync` and `optimizer`. With `recompute` the calls run forward again in the backward pass.
+    """
+
+    calls: Demand
+    passing: Demand
+    micro_sync: Demand
+    step_sync: Demand
+    optimizer: Demand
+    recompute: bool
+    memory: LayerMemory
+
+
+@dataclass(frozen=True)
+class LayerFigures:
+    """One layer on one device. `micro_s` in every microbatch, `step_s` once a step; both split by kind and by source.
+
+    Kinds: `compute`, `recompute`, `communication` (exposed), `optimizer`. `pass_s` splits `micro_s` another way:
+    `forward`, `backward` and `recompute` without communication, `forward communication`, `backward communication`.
+    """
+
+    micro_s: float
+    step_s: float
+    memory: LayerMemory
+    micro_by_kind_s: Mapping[str, float] = field(hash=False)
+    step_by_kind_s: Mapping[str, float] = field(hash=False)
+    micro_by_source_s: Mapping[Source, float] = field(hash=False)
+    step_by_source_s: Mapping[Source, float] = field(hash=False)
+    pass_s: Mapping[str, float] = field(hash=False)
+    work: LayerWork = field(hash=False, compare=False, repr=False)
+
+    @property
+    def forward_s(self) -> float:
+        """Seconds of the forward pass of a microbatch, communication included."""
+        return self.pass_s["forward"] + self.pass_s["forward communication"]
+
+    @property
+    def backward_s(self) -> float:
+        """Seconds of the backward pass of a microbatch, recomputation and communication included."""
+        return self.micro_s - self.forward_s
+
+
+def figures_of(work: LayerWork, pricer: Pricer) -> LayerFigures:
+    """Price the work of a layer on the pricer's cluster."""
+    parts = (work.calls, work.passing, work.micro_sync, work.step_sync, work.optimizer)
+    return _add_up(price_demands(parts, pricer), work, pricer.cluster.device.overlap)
+
+
+def _add_up(times: DemandTimes, work: LayerWork, overlap: float) -> LayerFigures:
+    forward, backward = times.forward_compute_s.tolist(), times.backward_compute_s.tolist()
+    sent, returned = times.forward_communication_s.tolist(), times.backward_communication_s.tolist()
+    recompute, again = (forward[0], sent[0]) if work.recompute else (0.0, 0.0)
+    beside = forward[0] + backward[0] + recompute
+    gathers = sent[2] + returned[2]
+    exposed = exposed_s(gathers, beside, overlap) / gathers if gathers else 0.0
+    passes = {
+        "forward": forward[0] + forward[2],
+        "backward": backward[0] + backward[2],
+        "recompute": recompute,
+        "forward communication": sent[0] + forward[1] + sent[1] + exposed * sent[2],
+        "backward communication": returned[0] + again + backward[1] + returned[1] + exposed * returned[2],
+    }
+    micro = {
+        "compute": passes["forward"] + passes["backward"],
+        "recompute": recompute,
+        "communication": passes["forward communication"] + passes["backward communication"],
+    }
+    step = {"compute": forward[3], "communication": sent[3], "optimizer": forward[4]}
+    micro_sources: dict[Source, float] = {}
+    step_sources: dict[Source, float] = {}
+    for source, seconds in times.by_source.items():
+        micro_sources[source] = float(seconds[:3].sum())
+        step_sources[source] = float(seconds[3:].sum())
+    return LayerFigures(
+        sum(passes.values()), sum(step.values()), work.memory, micro, step, micro_sources, step_sources, passes, work
+    )
