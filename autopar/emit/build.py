@@ -16,16 +16,17 @@ from autopar.emit.inputs import Names
 from autopar.emit.layers import LayerModule, ParameterHolder, StageModule
 from autopar.emit.loss_weights import EqualWeights, LossForm, Weights, microbatch_weights
 from autopar.emit.module import ParallelModule, Runtime
-from autopar.emit.parameters import StageParameter, local, remaining_axes
+from autopar.emit.parameters import StageParameter, local
 from autopar.emit.program import ProgramCode
 from autopar.emit.route import Visit, plan_route
-from autopar.emit.storage import Keeper, Storage, parameter_uses, plan_storage, shard
+from autopar.emit.storage import Storage, parameter_uses, plan_storage, shard
 from autopar.errors import EmitError, PlanError
 from autopar.graph import REPLICATE, Layer, Layout, OpGraph
 from autopar.plan import LayerStrategy, PlanRecord, StagePlan
 from autopar.shard.localize import groups_of
 from autopar.shard.lower import lower_layer
 from autopar.shard.program import Program
+from autopar.shard.storage import Keeper
 
 
 def emit(
@@ -160,7 +161,7 @@ class Builder:
         wanted = {axes for p in self.placements for axes in groups_of(p.program)}
         wanted |= {p.data_axes for p in self.placements} | {self.groups.all_axes}
         for storage in self.storages.values():
-            wanted |= {*storage.mesh_dims(self.groups), storage.chunk_axes, storage.sum_axes, remaining_axes(storage)}
+            wanted |= {*storage.mesh_dims(self.groups), storage.chunk_axes, storage.sum_axes, storage.remaining_axes}
         for axes in sorted(wanted - {()}):
             self.groups.group(axes)
 
@@ -283,5 +284,5 @@ def plan_storages(graph: OpGraph, placements: list[Placement], record: PlanRecor
     shared = [s for n, s in found.items() if n in shared_parameters(placements) and s.keeper is Keeper.FSDP]
     for storage in shared:
         if storage.chunk_axes != shared[0].chunk_axes:
-            found[storage.name] = replace(storage, keeper=Keeper.STEP)
+            found[storage.name] = replace(storage, zero=1)
     return found

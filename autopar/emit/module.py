@@ -15,7 +15,7 @@ from autopar.emit.groups import Axes, StageGroups
 from autopar.emit.inputs import Names, check_inputs, microbatches, rows_of
 from autopar.emit.layers import StageModule
 from autopar.emit.loss_weights import Weights
-from autopar.emit.parameters import StageParameter, finish_gradients, local, reduce_gradients, refresh, remaining_axes
+from autopar.emit.parameters import StageParameter, finish_gradients, local, reduce_gradients, refresh
 from autopar.emit.storage import Storage
 from autopar.emit.torch_private import is_persistent, norms_of, scale_all
 from autopar.errors import EmitError
@@ -215,7 +215,7 @@ class ParallelModule(nn.Module):
         gradients = reduce_gradients(runtime.steps, runtime.groups)
         for storage, parameter in runtime.kept:
             if parameter.grad is not None:
-                gradients.append((storage, local(parameter.grad), remaining_axes(storage)))
+                gradients.append((storage, local(parameter.grad), storage.remaining_axes))
                 parameter.grad = None
         finish_gradients(gradients, runtime.publics, runtime.groups)
 

@@ -88,22 +88,12 @@ def reduce_gradients(parameters: Sequence[StageParameter], groups: StageGroups) 
     """The stored shard of each trainable parameter's gradient, with the axes over which it is still to be summed."""
     trained = [p for p in parameters if p.storage.trainable]
     gradients = {p.storage.name: p.take_gradient() for p in trained}
-    scattered = [(p.storage.chunk_axes, p) for p in trained if _scatters(p.storage)]
+    scattered = [(p.storage.chunk_axes, p) for p in trained if p.storage.scatters]
     for axes, members in _by_axes(scattered):
         whole = [gradients[p.storage.name] for p in members]
         parts = buckets.reduce_scatter(whole, groups.group(axes))  # type: ignore[arg-type]
         gradients.update(zip([p.storage.name for p in members], parts, strict=True))
-    return [(p.storage, gradients[p.storage.name], remaining_axes(p.storage)) for p in trained]
-
-
-def _scatters(storage: Storage) -> bool:
-    return bool(storage.chunk_axes) and set(storage.chunk_axes) <= set(storage.sum_axes)
-
-
-def remaining_axes(storage: Storage) -> Axes:
-    """Axes whose sum the scatter of a gradient (ours or FSDP's) has not done yet."""
-    done = storage.chunk_axes if _scatters(storage) else ()
-    return tuple(a for a in storage.sum_axes if a not in done)
+    return [(p.storage, gradients[p.storage.name], p.storage.remaining_axes) for p in trained]
 
 
 def finish_gradients(
@@ -114,7 +104,7 @@ def finish_gradients(
         if axes:
             buckets.all_reduce(members, groups.group(axes))
     for storage, gradient, _ in gradients:
-        mine = gradient if not storage.chunk_axes or _scatters(storage) else storage.stored_shard(gradient, groups)
+        mine = gradient if not storage.chunk_axes or storage.scatters else storage.stored_shard(gradient, groups)
         add_gradient(storage, mine.to(storage.dtype), publics[storage.name], groups)
 
 

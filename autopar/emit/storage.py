@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
 
 import torch
 from torch import Tensor
@@ -12,24 +11,16 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from autopar.emit.groups import Axes, StageGroups
 from autopar.errors import PlanError
-from autopar.graph import BROADCAST, PARTIAL, REPLICATE, Layer, Layout, OpGraph, TensorSpec, layout_text
+from autopar.graph import PARTIAL, REPLICATE, Layer, Layout, OpGraph, TensorSpec, layout_text
 from autopar.plan import DtypePolicy, LayerStrategy
-
-
-class Keeper(Enum):
-    """Who gathers a parameter for computing and reduces its gradient: once a step we, or FSDP2 every microbatch."""
-
-    STEP = "step"
-    FSDP = "fsdp"
+from autopar.shard.storage import ParameterStorage, parameter_storage
 
 
 @dataclass(frozen=True)
-class Storage:
+class Storage(ParameterStorage):
     """Where one parameter lies.
 
-    `shape` is global. Layers compute with its shard under `layout`; of that shard each rank stores the rows of dim 0
-    that fall to it when they are dealt over `chunk_axes` (ZeRO; empty = stored whole). The gradient is the sum over
-    `sum_axes` of what the ranks compute. `dtype` is stored, `compute_dtype` computed with.
+    `shape` is global. Layers compute with its shard under `layout`. `dtype` is stored, `compute_dtype` computed with.
     """
 
     name: str
@@ -38,10 +29,6 @@ class Storage:
     compute_dtype: torch.dtype
     gradient_dtype: torch.dtype
     layout: Layout
-    chunk_axes: Axes
-    sum_axes: Axes
-    keeper: Keeper
-    zero: int
     trainable: bool
 
     @property
@@ -108,6 +95,10 @@ class Use:
     data_axes: Axes
 
 
+UNUSED = ParameterStorage((), (), 0)
+"""How a parameter that no layer reads is kept."""
+
+
 def plan_storage(name: str, spec: TensorSpec, uses: list[Use], policy: DtypePolicy, axes: int) -> Storage:
     """The storage of parameter `name` from all its uses. Raises PlanError if these want it stored differently."""
     layout = uses[0].layout if uses else (REPLICATE,) * axes
@@ -117,16 +108,11 @@ def plan_storage(name: str, spec: TensorSpec, uses: list[Use], policy: DtypePoli
                 f"parameter {name} is to be stored as {layout_text(layout)!r} for layer {uses[0].layer.name} and as "
                 f"{layout_text(use.layout)!r} for {use.layer.name}; all uses need one layout. Make the plan anew."
             )
-    zero = uses[0].strategy.zero if uses and spec.shape else 0
-    data_axes = uses[0].data_axes if uses else ()
-    chunk_axes = tuple(a for a in data_axes if layout[a] < 0) if zero else ()
-    sum_axes = tuple(a for a, p in enumerate(layout) if p == BROADCAST)
-    # FSDP sums over all ranks it deals a parameter over, so each of them must hold a share of the gradient.
-    by_fsdp = zero >= 2 and chunk_axes and chunk_axes == data_axes and set(chunk_axes) <= set(sum_axes)
+    kept = parameter_storage(spec, layout, uses[0].data_axes, uses[0].strategy.zero) if uses else UNUSED
     compute = getattr(torch, spec.dtype)
     return Storage(
-        name, spec.shape_at(1), _stored(compute, policy.parameters), compute, _stored(compute, policy.gradients),
-        layout, chunk_axes, sum_axes, Keeper.FSDP if by_fsdp else Keeper.STEP, zero, spec.requires_grad,
+        kept.chunk_axes, kept.sum_axes, kept.zero, name, spec.shape_at(1), _stored(compute, policy.parameters),
+        compute, _stored(compute, policy.gradients), layout, spec.requires_grad,
     )  # fmt: skip
 
 
