@@ -1,0 +1,47 @@
+"""The table of pipelines that can be run."""
+
+from __future__ import annotations
+
+import pytest
+
+from autopar.cells import CELLS, PREDICT_ONLY, refusal
+
+NONE = frozenset({"none"})
+
+
+@pytest.mark.parametrize("schedule", PREDICT_ONLY)
+def test_schedules_that_are_only_predicted(schedule: str) -> None:
+    """They are refused by name, and what is run is named."""
+    assert f"{schedule}: predict only in this version" in refusal(schedule, {0}, NONE, 4, 8)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
+def test_pipelines_mix_zero_and_recomputation(schedule: str) -> None:
+    """Every ZeRO level and both kinds of recomputation may meet in one plan."""
+    stages = 8 if schedule == "interleaved" else 4
+    assert not refusal(schedule, {0, 1, 2, 3}, {"none", "full"}, stages, 8, 4)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages", "microbatches", "groups", "words"),
+    [
+        ("dance", 2, 4, 2, "not known"),
+        ("accumulate", 2, 4, 2, "one stage, not 2"),
+        ("none", 1, 4, 1, "accumulate does"),
+        ("gpipe", 1, 4, 1, "at least 2 groups"),
+        ("1f1b", 4, 4, 2, "interleaved"),
+        ("1f1b", 4, 3, 4, "gpipe"),
+        ("interleaved", 2, 4, 2, "there are 2"),
+        ("interleaved", 4, 5, 2, "a multiple of 2 can"),
+    ],
+)
+def test_refusals_say_what_would_do(schedule: str, stages: int, microbatches: int, groups: int, words: str) -> None:
+    """The message holds what is wrong and the remedy."""
+    assert words in refusal(schedule, {0}, NONE, stages, microbatches, groups)
+
+
+def test_levels_outside_the_table() -> None:
+    """ZeRO levels and kinds of recomputation that no cell has are refused, whatever the schedule."""
+    for schedule in CELLS:
+        assert "ZeRO [4]" in refusal(schedule, {0, 4}, NONE, 1)
+        assert "selective" in refusal(schedule, {0}, {"selective"}, 1)
