@@ -145,6 +145,34 @@ class Fingerprint:
 
 
 @dataclass(frozen=True)
+class LayerCost:
+    """What each of `count` consecutive equal layers of a stage costs one device; `run` numbers runs of equal layers.
+
+    `pass_s`: seconds in every microbatch: `forward`, `backward`, `recompute`, and of exposed communication
+    `forward communication` and `backward communication`. `step_s`: seconds once a step, by kind. `memory`: bytes, as
+    in cost/memory.py. `work`: what the layer asks a device for, as numbers of the plan's keys (formulate/carried.py);
+    with `recompute` its forward pass is run twice.
+    """
+
+    stage: int
+    run: int
+    count: int
+    pass_s: dict[str, float] = field(hash=False)
+    step_s: dict[str, float] = field(hash=False)
+    memory: dict[str, int] = field(hash=False)
+    work: tuple[str, ...] = ()
+    recompute: bool = False
+
+
+@dataclass(frozen=True)
+class CarriedCosts:
+    """Costs of all layers in their order, and the distinct operator and collective calls that these come from."""
+
+    layers: tuple[LayerCost, ...] = ()
+    keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class PlanRecord:
     """A plan, or (with `lower_bound_s` null) an estimate. Field names and units are those of the public contract."""
 
@@ -182,6 +210,7 @@ class PlanRecord:
     placement: tuple[int, ...]
     layer_names: tuple[str, ...]
     time_by_kind_s: dict[str, float]
+    costs: CarriedCosts = CarriedCosts()
     alternatives: tuple[PlanRecord, ...] = ()
     autopar_version: str = ""
     plan_format: int = PLAN_FORMAT

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from autopar import __version__
 from autopar.cluster import Cluster
 from autopar.cost.work import model_flops
+from autopar.formulate.carried import layer_costs
+from autopar.formulate.predict import Layers, predict, shares
 from autopar.formulate.scenario import Column, SolvedScenario
 from autopar.graph import OpGraph
 from autopar.plan import Fingerprint, LayerStrategy, PlanRecord, Request, StagePlan
-
-CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "transient", "reserve")
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What the columns chosen for the layers add up to."""
-
-    step_time_s: float
-    by_kind_s: dict[str, float]
-    by_source_s: dict[str, float]
-    memory: dict[str, int]
 
 
 def chosen(solved: SolvedScenario) -> Iterator[tuple[int, Column, int]]:
@@ -32,44 +21,6 @@ def chosen(solved: SolvedScenario) -> Iterator[tuple[int, Column, int]]:
     for r, walk in enumerate(solved.solution.walks):
         for index, count in walk:
             yield r, solved.columns[r][index], count
-
-
-def predict(solved: SolvedScenario, reserve_bytes: int) -> Prediction:
-    """Add up the seconds of a step and the bytes at its peak."""
-    m = solved.setting.num_microbatches
-    kinds: dict[str, float] = defaultdict(float)
-    sources: dict[str, float] = defaultdict(float)
-    for _, column, count in chosen(solved):
-        figures = column.figures
-        for total, micro, step in (
-            (kinds, figures.micro_by_kind_s, figures.step_by_kind_s),
-            (sources, figures.micro_by_source_s, figures.step_by_source_s),
-        ):
-            for key, seconds in micro.items():
-                total[str(key)] += m * seconds * count
-            for key, seconds in step.items():
-                total[str(key)] += seconds * count
-    memory = max(_moments(solved), key=lambda moment: sum(moment.values()))
-    return Prediction(sum(kinds.values()), dict(kinds), dict(sources), memory | {"reserve": reserve_bytes})
-
-
-def _moments(solved: SolvedScenario) -> Iterator[dict[str, int]]:
-    """Bytes by category at each moment of docs/design.md, "Memory"."""
-    layers = list(chosen(solved))
-    last = max(r for r, _, _ in layers)
-    accumulated = solved.setting.num_microbatches > 1
-    for moment in range(last + 2):
-        at_step = moment > last
-        held = dict.fromkeys(CATEGORIES[:-1], 0)
-        for r, column, count in layers:
-            memory = column.figures.memory
-            held["parameters"] += memory.parameters * count
-            held["optimizer"] += memory.optimizer * count
-            held["gradients"] += memory.gradients * count if at_step or accumulated or r >= moment else 0
-            held["activations"] += memory.saved * count if r <= moment and not at_step else 0
-            extra = memory.step if at_step else memory.transient if r == moment else 0
-            held["transient"] = max(held["transient"], extra)
-        yield held
 
 
 def assemble(
@@ -87,7 +38,8 @@ def assemble(
 ) -> PlanRecord:
     """The record of a plan, or (`lower_bound_s` None) of an estimate; `limit_bytes` bounds its tensor bytes."""
     device = cluster.device
-    prediction = predict(solved, device.reserve_bytes)
+    layers = [Layers(r, column.figures, count) for r, column, count in chosen(solved)]
+    prediction = predict(layers, solved.setting.num_microbatches, device.reserve_bytes)
     step, memory = prediction.step_time_s, prediction.memory
     setting, peak = solved.setting, sum(prediction.memory.values())
     tensors = peak - memory["reserve"]
@@ -121,7 +73,7 @@ def assemble(
         bubble_s=0.0,
         lower_bound_s=None if lower_bound_s is None else min(lower_bound_s, step),
         gap=None if lower_bound_s is None else max(0.0, (step - lower_bound_s) / step),
-        cost_sources=_shares(prediction.by_source_s),
+        cost_sources=shares(prediction.by_source_s),
         assumptions=assumptions,
         trace_s=trace_s,
         search_s=search_s,
@@ -131,15 +83,9 @@ def assemble(
         placement=tuple(range(devices)),
         layer_names=tuple(layer.name for layer in graph.layers),
         time_by_kind_s=prediction.by_kind_s,
+        costs=layer_costs([layers]),
         autopar_version=__version__,
     )
-
-
-def _shares(by_source_s: dict[str, float]) -> dict[str, float]:
-    total = sum(by_source_s.values()) or 1.0
-    return {
-        source: by_source_s.get(source, 0.0) / total for source in ("measured", "fitted", "roofline", "extrapolated")
-    }
 
 
 def _stage(solved: SolvedScenario) -> StagePlan:
