@@ -205,6 +205,21 @@ class Cut:
 
 
 @dataclass(frozen=True)
+class LossForm:
+    """How samples meet in the loss: `sum`, `mean` (over equal counts) or `count` (mean over targets not ignored).
+
+    For `count`: samples meet in the op called `op` of layer `layer`, whose targets are the value `target` of its class,
+    less those equal to `ignore_index`; targets follow from the model's inputs alone.
+    """
+
+    kind: str
+    layer: int = -1
+    op: str = ""
+    target: str = ""
+    ignore_index: int = -100
+
+
+@dataclass(frozen=True)
 class OpGraph:
     """A traced model: `layers` in execution order, `cuts[i]` in front of layer `i` and `cuts[-1]` behind the last.
 
@@ -212,7 +227,8 @@ class OpGraph:
     canonical dotted names; `aliases` maps every further name of a tied parameter or buffer to its canonical one.
     `inputs` are the tensor inputs by flattened keyword path. `loss` is the scalar value to minimise, or None.
     `outputs` are the values behind the last cut that the model returns. `separable` says whether the batch may be
-    split in time (microbatches), `why_not_separable` names what couples samples.
+    split in time (microbatches): `loss_form` then says how the losses of the parts make up that of the whole, else
+    `why_not_separable` names what couples samples.
     """
 
     classes: tuple[LayerClass, ...]
@@ -228,6 +244,7 @@ class OpGraph:
     token_dim: Extent | None = None
     separable: bool = True
     why_not_separable: str = ""
+    loss_form: LossForm | None = None
     assumptions: tuple[str, ...] = ()
 
     @cached_property

@@ -14,7 +14,7 @@ from autopar.emit import materialize
 from autopar.emit.groups import Axes, StageGroups
 from autopar.emit.inputs import Names
 from autopar.emit.layers import LayerModule, ParameterHolder, StageModule
-from autopar.emit.loss_weights import EqualWeights, LossForm, Weights, microbatch_weights
+from autopar.emit.loss_weights import EqualWeights, Weights, microbatch_weights
 from autopar.emit.module import ParallelModule, Runtime
 from autopar.emit.parameters import StageParameter, local
 from autopar.emit.program import ProgramCode
@@ -75,6 +75,11 @@ def check(record: PlanRecord, graph: OpGraph, loss: str) -> None:
         raise EmitError(f"the plan has {len(record.stages)} pipeline stages; this version runs 1. Plan with pp=1.")
     if graph.loss is None:
         raise EmitError("the model returns no loss, so there is nothing to train on. Plan it with `loss_fn=...`.")
+    if record.num_microbatches > 1 and loss == "global" and not graph.separable:
+        raise EmitError(
+            f"the plan has {record.num_microbatches} microbatches, but the batch can't be split in time: "
+            f"{graph.why_not_separable}. Plan with one microbatch, or give loss='mean_of_means'."
+        )
     world = dist.get_world_size() if dist.is_initialized() else 1
     needed = max(record.stages[0].devices) + 1
     if world < needed or world != record.request.devices:
@@ -147,9 +152,9 @@ class Builder:
         visits = [p.visit for p in self.placements]
         arrival = arrival_layouts(graph, self.placements[0].data_axes, len(stage.mesh))
         whole = (REPLICATE,) * len(stage.mesh)
-        self.route = plan_route(graph, visits, arrival, graph.loss or "", whole, groups)
+        self.route = plan_route(graph, visits, arrival, {graph.loss or "": whole}, groups)
         programs = [p.program for p in self.placements]
-        self.weights: Weights = EqualWeights(LossForm("mean"))
+        self.weights: Weights = EqualWeights("mean")
         if loss == "global":
             self.weights = microbatch_weights(graph, visits, programs, arrival, groups)
         self._make_groups()

@@ -1,7 +1,8 @@
 """Whether the batch may be split in time: do samples meet nowhere but in one sum or mean at the loss?
 
 A conservative walk over the operators. Each value is free of the batch, holds one entry a sample, is a reduction over
-the samples, or mixes samples in another way; an operator that is not known to keep samples apart mixes them.
+the samples, or mixes samples in another way; an operator that is not known to keep samples apart mixes them, and what
+is not exactly a sum, a mean or a mean over the targets that count mixes them, too.
 """
 
 from __future__ import annotations
@@ -12,25 +13,29 @@ from typing import Any
 
 import torch
 
-from autopar.graph import Argument, Extent, LayerClass, Op, OpGraph, TensorSpec
+from autopar.graph import Argument, Extent, LayerClass, LossForm, Op, OpGraph, Ref, TensorSpec
 from autopar.trace.run import overload
 
 
 @dataclass(frozen=True)
 class _Free:
-    """Does not depend on the batch."""
+    """Does not depend on the batch; `given` if it follows from inputs and constants alone."""
+
+    given: bool = True
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """One entry a sample along the value's batch dim."""
+    """One entry a sample along the value's batch dim; `given` if it follows from inputs and constants alone."""
+
+    given: bool = True
 
 
 @dataclass(frozen=True)
 class _Reduced:
-    """A sum, mean or count-weighted mean (`ce`) over the samples."""
+    """A reduction over the samples; the layer of a `count` is filled in behind the layer."""
 
-    kind: str
+    form: LossForm
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ _PERMUTING = {
     "transpose", "permute", "t", "unsqueeze", "expand", "squeeze", "contiguous", "alias", "lift_fresh_copy",
 }  # fmt: skip
 _POINTWISE = {
-    "dropout", "to", "clone", "detach", "where", "masked_fill", "type_as", "float", "copy", "one_hot", "zeros_like",
+    "dropout", "to", "clone", "detach", "where", "masked_fill", "type_as", "float", "copy", "zeros_like",
     "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "gelu", "silu", "mish", "selu", "relu6",
     "hardtanh",
 }  # fmt: skip
@@ -67,11 +72,15 @@ _BATCH_FIRST = {
     "adaptive_avg_pool1d", "adaptive_avg_pool2d", "group_norm", "instance_norm", "upsample_nearest2d",
     "upsample_bilinear2d", "pixel_shuffle",
 }  # fmt: skip
-_LOSSES = {
-    "cross_entropy_loss": "ce", "nll_loss": "ce", "nll_loss_nd": "ce", "mse_loss": "mean", "l1_loss": "mean",
-    "smooth_l1_loss": "mean", "huber_loss": "mean", "binary_cross_entropy": "mean",
-    "binary_cross_entropy_with_logits": "mean", "kl_div": "mean",
+_COUNTED = {
+    "cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d",
 }  # fmt: skip
+_ELEMENTWISE = {
+    "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "binary_cross_entropy",
+    "binary_cross_entropy_with_logits", "kl_div",
+}  # fmt: skip
+_NONE, _MEAN = 0, 1
+"""Codes of the `reduction` argument in ATen; 2 is the sum."""
 _LINEAR = {
     "mul", "div", "neg", "view", "reshape", "to", "clone", "squeeze", "unsqueeze", "add", "sub", "sum", "mean",
     "alias",
@@ -79,29 +88,38 @@ _LINEAR = {
 
 
 def judge(graph: OpGraph) -> OpGraph:
-    """`graph` with `separable` and `why_not_separable` filled in."""
+    """`graph` with `separable`, `loss_form` and `why_not_separable` filled in."""
     target = graph.loss or (graph.outputs[-1] if graph.outputs else "")
     states: dict[str, _State] = {
         n: _Sample() if graph.values[n].batch_dim is not None else _Free() for n in graph.inputs
     }
     memo: dict[tuple[int, tuple[_State, ...]], tuple[_State, ...]] = {}
-    for layer in graph.layers:
+    for i, layer in enumerate(graph.layers):
         key = (layer.class_index, tuple(states[n] for n in layer.inputs))
         if key not in memo:
             memo[key] = _through(graph.classes[layer.class_index], key[1])
-        states |= dict(zip(layer.outputs, memo[key], strict=True))
-    why = _complaint(states.get(target, _Free()))
-    return replace(graph, separable=not why, why_not_separable=why)
+        states |= dict(zip(layer.outputs, (_placed(s, i) for s in memo[key]), strict=True))
+    found = states.get(target, _Free())
+    if isinstance(found, _Reduced):
+        return replace(graph, separable=True, loss_form=found.form)
+    why = found.why if isinstance(found, _Mixed) else "the loss is no sum or mean over the samples of a symbolic batch"
+    return replace(graph, separable=False, why_not_separable=why)
 
 
-def _complaint(state: _State) -> str:
-    if isinstance(state, _Mixed):
-        return state.why
-    return "" if isinstance(state, _Reduced) else "the loss is no sum or mean over the samples of a symbolic batch"
+def _placed(state: _State, layer: int) -> _State:
+    """The state behind layer number `layer`."""
+    if isinstance(state, _Reduced) and state.form.kind == "count" and state.form.layer < 0:
+        return _Reduced(replace(state.form, layer=layer))
+    return state
+
+
+def _changes_buffers(graph: OpGraph) -> str:
+    names = sorted(graph.updates)
+    return f"forward changes buffers ({', '.join(names[:3])}): each microbatch would change them again" if names else ""
 
 
 def _through(layer: LayerClass, inputs: tuple[_State, ...]) -> tuple[_State, ...]:
-    states: dict[str, _State] = {name: _Free() for name in (*layer.params, *layer.buffers)}
+    states: dict[str, _State] = {name: _Free(given=False) for name in (*layer.params, *layer.buffers)}
     states |= dict(zip(layer.inputs, inputs, strict=True))
     for op in layer.ops:
         given = [states[n] for n in op.operands]
@@ -115,55 +133,93 @@ def _after(op: Op, given: list[_State], values: dict[str, TensorSpec], result: T
     mixed = next((s for s in given if isinstance(s, _Mixed)), None)
     if mixed:
         return mixed
-    reduced = [s for s in given if isinstance(s, _Reduced)]
-    if reduced:
-        return _after_reduction(op, given, reduced)
+    if any(isinstance(s, _Reduced) for s in given):
+        form = _after_reduction(op, given, result)
+        return _Reduced(form) if form else _mixing(op, f"{_name(op)} uses a value reduced over the batch")
+    certain = all(s.given for s in given if isinstance(s, (_Free, _Sample))) and not _is_random(op)
     if not any(isinstance(s, _Sample) for s in given):
-        return _created(op, result)
-    why = _mixes(op, given, values, result)
-    if why is None:
-        return _Sample()
-    return why if isinstance(why, _Reduced) else _Mixed(f"{op.module or op.name}: {why}")
+        return _created(op, result, certain)
+    found = _mixes(op, given, values, result)
+    if found is None:
+        return _Sample(certain)
+    return _Reduced(found) if isinstance(found, LossForm) else _mixing(op, found)
+
+
+def _mixing(op: Op, why: str) -> _Mixed:
+    return _Mixed(f"{op.module or op.name}: {why}")
+
+
+def _is_random(op: Op) -> bool:
+    return torch.Tag.nondeterministic_seeded in overload(op.target).tags or "dropout" in _name(op)
 
 
 def _name(op: Op) -> str:
     return op.target.split(".")[1]
 
 
-def _created(op: Op, result: TensorSpec) -> _State:
+def _created(op: Op, result: TensorSpec, certain: bool) -> _State:
     if result.batch_dim is None:
-        return _Free()
+        return _Free(certain)
     if _name(op) in ("arange", "linspace", "eye"):
-        return _Mixed(f"{op.module or op.name}: {_name(op)} numbers the samples of the batch")
-    return _Sample()
+        return _mixing(op, f"{_name(op)} numbers the samples of the batch")
+    return _Sample(certain)
 
 
-def _after_reduction(op: Op, given: list[_State], reduced: list[_Reduced]) -> _State:
-    """Only linear steps, and sums of reductions of one kind, keep a reduction a reduction."""
-    name = _name(op)
-    numbers = any(isinstance(a, Extent) and a.is_batch for a in op.args)
-    same = len(set(reduced)) == 1
-    alone = len(given) == 1 or (name in ("mul", "div") and len(reduced) == 1 and isinstance(given[0], _Reduced))
-    if name in _LINEAR and same and not numbers and not any(isinstance(s, _Sample) for s in given):
-        added = name in ("add", "sub") and (len(reduced) == len(given) > 1 and reduced[0].kind != "ce")
-        if added or (alone and (name not in ("add", "sub") or reduced[0].kind != "sum")):
-            return reduced[0]
-    return _Mixed(f"{op.module or op.name}: {name} uses a value reduced over the batch")
+def _after_reduction(op: Op, given: list[_State], result: TensorSpec) -> LossForm | None:
+    """The form after a step that is linear in reductions of one form; None after any other."""
+    name, forms = _name(op), [s.form for s in given if isinstance(s, _Reduced)]
+    linear = name in _LINEAR and not op.target.endswith("_mode") and "float" in result.dtype
+    if not linear or len(set(forms)) > 1 or any(isinstance(s, _Sample) for s in given):
+        return None
+    form, adds = forms[0], name in ("add", "sub")
+    sizes = [a for a in op.args if isinstance(a, Extent) and a.is_batch]
+    if sizes:  # the sum over a number of samples is the mean
+        mean = name == "div" and form.kind == "sum" and len(given) == 1 and not sizes[0].fixed
+        return LossForm("mean") if mean else None
+    if len(given) == 1:
+        return None if adds and form.kind == "sum" else form
+    if adds:
+        return form if len(forms) == len(given) and form.kind != "count" else None
+    return form if name in ("mul", "div") and len(forms) == 1 and isinstance(given[0], _Reduced) else None
 
 
-def _mixes(op: Op, given: list[_State], values: dict[str, TensorSpec], result: TensorSpec) -> str | _Reduced | None:
-    """None if samples stay apart, a reduction if they meet in a sum or mean, else why they meet."""
+def _mixes(op: Op, given: list[_State], values: dict[str, TensorSpec], result: TensorSpec) -> str | LossForm | None:
+    """None if samples stay apart, a form if they meet in a reduction, else why they meet."""
     name = _name(op)
     specs = [values[n] for n, s in zip(op.operands, given, strict=True) if isinstance(s, _Sample)]
     if any(_batch_dims(s) > 1 or any(e.is_batch and e.fixed for e in s.shape) for s in (*specs, result)):
         return f"{name} pairs or joins samples"
-    if name in _LOSSES:
-        return _loss(op, name)
+    if name in _COUNTED:
+        return _counted(op, name, dict(zip(op.operands, given, strict=True)), specs, values)
+    if name in _ELEMENTWISE:
+        reduction = _argument(op, "reduction", _MEAN)
+        if len(set(map(_from_end, specs))) > 1:
+            return f"{name} sets samples against each other"
+        return None if reduction == _NONE else LossForm("mean" if reduction == _MEAN else "sum")
     if name in ("sum", "mean"):
-        return _sum_or_mean(op, name, specs[0])
+        return LossForm(name) if _touches_batch(op, specs[:1]) else None
     if result.batch_dim is None:
         return f"{name} joins the samples"
     return _apart(op, name, specs, [values[n] for n in op.operands], result)
+
+
+def _counted(
+    op: Op, name: str, given: dict[str, _State], specs: list[TensorSpec], values: dict[str, TensorSpec]
+) -> str | LossForm | None:
+    """A loss of classes: its mean is over the targets that are not ignored."""
+    reduction, target, ignored = _argument(op, "reduction", _MEAN), op.args[1], _argument(op, "ignore_index", -100)
+    if any(s.batch_dim for s in specs) or not isinstance(target, Ref) or not isinstance(ignored, int):
+        return f"{name} sets samples against each other"
+    if reduction != _MEAN:
+        return None if reduction == _NONE else LossForm("sum")
+    if "float" in values[target.name].dtype:  # class probabilities: none is ignored
+        return LossForm("mean")
+    if _argument(op, "weight", None) is not None:
+        return f"{name} is a mean over targets weighted by class"
+    state = given[target.name]
+    if not isinstance(state, _Sample) or not state.given:
+        return f"{name} is a mean over targets that do not follow from the inputs alone"
+    return LossForm("count", -1, op.name, target.name, ignored)
 
 
 def _apart(op: Op, name: str, specs: list[TensorSpec], operands: list[TensorSpec], result: TensorSpec) -> str | None:
@@ -173,7 +229,7 @@ def _apart(op: Op, name: str, specs: list[TensorSpec], operands: list[TensorSpec
         numbers = any(isinstance(a, Extent) and a.is_batch for a in op.args) and not name.startswith("new_")
         aligned = all(_from_end(s) == _from_end(result) for s in specs)
         return None if aligned and not numbers else f"{name} sets samples against each other"
-    if name == "batch_norm":
+    if name in ("batch_norm", "_native_batch_norm_legit_functional"):
         return "batch norm in training mode uses the statistics of the whole batch" if op.args[5] is True else None
     verdicts = {
         **dict.fromkeys(_VIEWS, lambda: _same_samples(specs[0], result)),
@@ -184,6 +240,7 @@ def _apart(op: Op, name: str, specs: list[TensorSpec], operands: list[TensorSpec
         **dict.fromkeys(("layer_norm", "rms_norm"), lambda: at < -_length(op.args[1])),
         **dict.fromkeys(("pad", "constant_pad_nd"), lambda: at < -_length(op.args[1]) // 2),
         **dict.fromkeys(("tril", "triu"), lambda: at < -2),
+        "one_hot": lambda: specs[0].batch_dim == result.batch_dim,
         "embedding": lambda: len(specs) == 1 and operands[0].batch_dim is None,
         "scaled_dot_product_attention": lambda: all(_from_end(s) < -2 for s in specs),
     }
@@ -194,17 +251,6 @@ def _apart(op: Op, name: str, specs: list[TensorSpec], operands: list[TensorSpec
 
 def _length(argument: Argument) -> int:
     return len(argument) if isinstance(argument, tuple) else 1
-
-
-def _loss(op: Op, name: str) -> _Reduced | None:
-    reduction = _argument(op, "reduction", 1)
-    if reduction == 0:
-        return None
-    return _Reduced(_LOSSES[name] if reduction == 1 else "sum")
-
-
-def _sum_or_mean(op: Op, name: str, spec: TensorSpec) -> _Reduced | None:
-    return _Reduced(name) if _touches_batch(op, [spec]) else None
 
 
 def _batch_dims(spec: TensorSpec) -> int:

@@ -11,12 +11,10 @@ from torch import Tensor, nn
 from autopar.emit import materialize, torch_private
 from autopar.emit.build import emit
 from autopar.emit.layers import LayerModule
-from autopar.emit.loss_weights import loss_form
 from autopar.emit.module import ParallelModule
 from autopar.emit.peak import measured_peak_tensor_bytes
 from autopar.errors import EmitError, PlanError
 from autopar.plan import PlanRecord
-from autopar.trace.capture import trace
 from tests.emit.handmade import data_parallel, record_of
 from tests.integration.models import example, traced
 
@@ -81,32 +79,6 @@ def test_mean_of_means_weighs_microbatches_equally() -> None:
     pm = emit(record(), traced("mlp"), model, device="cpu", loss="mean_of_means")
     halves = [model(batch["x"][i : i + 4], batch["labels"][i : i + 4]) for i in (0, 4)]
     torch.testing.assert_close(pm.train_step(**batch), sum(halves) / 2, rtol=1e-12, atol=0)
-
-
-class Summed(nn.Module):
-    """A loss that sums over samples."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.mse_loss(self.linear(x), x, reduction="sum")
-
-
-def test_a_summed_loss_adds_up() -> None:
-    """Microbatches of a loss that is a sum over samples have weight one each."""
-    model = Summed().double()
-    graph = trace(model, {"x": torch.zeros(2, 4)}, compute_dtype="float64")
-    plan = record_of(graph, (), lambda i: data_parallel(graph, i, ()), global_batch=8, num_microbatches=4)
-    x = torch.randn(8, 4, dtype=torch.float64)
-    torch.testing.assert_close(emit(plan, graph, model, device="cpu").train_step(x=x), model(x), rtol=1e-12, atol=0)
-
-
-def test_loss_forms() -> None:
-    """The reduction that brings samples together is found, through views and shifts of the labels."""
-    assert loss_form(traced("gpt")).kind == "count"
-    assert loss_form(traced("mlp")).ignore_index == -100
 
 
 def test_code_is_shared_by_equal_layers_and_readable() -> None:

@@ -42,6 +42,7 @@ APART: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] 
     "flattened batch": (lambda x: x.reshape(-1, 2), _mean),
     "two sums": (_same, lambda x: x.sum() + x.abs().sum()),
     "slices": (lambda x: torch.cat((x[:, 2:], x[:, :2]), dim=1), _mean),
+    "sum over the batch size": (_same, lambda x: x.sum() / x.shape[0]),
     "mean of means": (_same, lambda x: x.mean(dim=1).mean()),
 }
 TOGETHER: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
@@ -50,7 +51,9 @@ TOGETHER: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]
     "running sum": (lambda x: x.cumsum(0), _mean),
     "centred": (lambda x: x - x.mean(dim=0), _mean),
     "root of the loss": (_same, lambda x: _mean(x).sqrt()),
-    "batch size as a number": (_same, lambda x: x.sum() / x.shape[0]),
+    "batch size as a factor": (_same, lambda x: x.sum() * x.shape[0]),
+    "rounded": (_same, lambda x: torch.div(x.sum(), 2, rounding_mode="floor")),
+    "sum and a constant": (_same, lambda x: x.sum() + 1),
     "first sample": (lambda x: x[:1].expand(x.shape[0], 4) * x, _mean),
     "numbered samples": (lambda x: x * torch.arange(x.shape[0], device=x.device).unsqueeze(1), _mean),
     "features become samples": (lambda x: x.t().reshape(-1, 4), _mean),
