@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import groupby
-from typing import TypeVar
 
 from autopar.cluster import find_device
 from autopar.errors import ConfigError
 from autopar.plan import LayerStrategy, PlanRecord, StagePlan
+from autopar.report.lines import item, table, wrap
 from autopar.report.strategy import strategy_text, strategy_words
 from autopar.report.units import count_text, gib_text, seconds_text, share_text
 
-Number = TypeVar("Number", int, float)
-WIDTH = 80
-LABEL = 13
 ORDER = ("parameters", "gradients", "optimizer", "activations", "transient", "reserve")
 
 
@@ -51,16 +47,16 @@ def _asked(record: PlanRecord) -> Iterator[str]:
     r = record.request
     length = f" of {r.seq_len} tokens" if r.seq_len else ""
     yield "Asked"
-    yield from _item("model", f"{r.model}, {count_text(record.num_params)} parameters")
-    yield from _item("cluster", f"{r.cluster}: {r.devices} x {r.device}")
-    yield from _item("step", f"{r.global_batch} sequences{length}, {r.dtype}, {r.optimizer}")
-    yield from _item("objective", r.objective.replace("_", " "))
+    yield from item("model", f"{r.model}, {count_text(record.num_params)} parameters")
+    yield from item("cluster", f"{r.cluster}: {r.devices} x {r.device}")
+    yield from item("step", f"{r.global_batch} sequences{length}, {r.dtype}, {r.optimizer}")
+    yield from item("objective", r.objective.replace("_", " "))
     if r.memory_limit_bytes is not None:
-        yield from _item("limit", f"{gib_text(r.memory_limit_bytes)} of tensors a device")
+        yield from item("limit", f"{gib_text(r.memory_limit_bytes)} of tensors a device")
     if r.constraints:
-        yield from _item("constraints", ", ".join(r.constraints))
+        yield from item("constraints", ", ".join(r.constraints))
     if r.config:
-        yield from _item("config", r.config)
+        yield from item("config", r.config)
 
 
 def _chosen(record: PlanRecord) -> Iterator[str]:
@@ -68,9 +64,9 @@ def _chosen(record: PlanRecord) -> Iterator[str]:
     idle = f", {record.request.devices - used} idle" if used < record.request.devices else ""
     stages = f"{record.pp_degree} stages ({record.schedule})" if record.pp_degree > 1 else "one stage"
     yield "Chosen"
-    yield from _item("devices", f"{used}{idle}, {stages}")
-    yield from _item("layers", _most_common(record))
-    yield from _item(
+    yield from item("devices", f"{used}{idle}, {stages}")
+    yield from item("layers", _most_common(record))
+    yield from item(
         "microbatches",
         f"{record.num_microbatches} of {record.global_microbatch} sequences ({record.microbatch_size} a data replica)",
     )
@@ -93,7 +89,7 @@ def _stage(record: PlanRecord, number: int) -> Iterator[str]:
     yield f"Stage {number}: {len(stage.devices)} devices {_ranks(stage.devices)}, mesh {mesh}"
     for first, last, strategy in _groups(stage):
         names = record.layer_names[stage.first_layer + first : stage.first_layer + last + 1]
-        yield from _wrap(f"{_span(names)}: {strategy_text(strategy, stage.mesh)}", "  ", "    ")
+        yield from wrap(f"{_span(names)}: {strategy_text(strategy, stage.mesh)}", "  ", "    ")
 
 
 def _groups(stage: StagePlan) -> Iterator[tuple[int, int, LayerStrategy]]:
@@ -119,12 +115,12 @@ def _ranks(devices: tuple[int, ...]) -> str:
 
 def _time(record: PlanRecord) -> Iterator[str]:
     yield f"Time: {seconds_text(record.step_time_s)} a step"
-    yield from _table(record.time_by_kind_s, seconds_text, record.step_time_s)
+    yield from table(record.time_by_kind_s, seconds_text, record.step_time_s)
     if record.tokens_per_s is not None:
         per_device = record.tokens_per_s_per_device or 0.0
-        yield from _item("tokens", f"{record.tokens_per_s:,.0f} a second, {per_device:,.0f} a device")
+        yield from item("tokens", f"{record.tokens_per_s:,.0f} a second, {per_device:,.0f} a device")
     mfu = f", {share_text(record.mfu)} of the device's peak" if record.mfu is not None else ""
-    yield from _item("model FLOPs", f"{record.tflops_per_device:.3g} TFLOP/s a device{mfu}")
+    yield from item("model FLOPs", f"{record.tflops_per_device:.3g} TFLOP/s a device{mfu}")
 
 
 def _memory(record: PlanRecord) -> Iterator[str]:
@@ -132,8 +128,8 @@ def _memory(record: PlanRecord) -> Iterator[str]:
     known = [key for key in ORDER if key in record.memory_by_category]
     others = [key for key in record.memory_by_category if key not in ORDER]
     ordered = {key: record.memory_by_category[key] for key in known + others}
-    yield from _table(ordered, gib_text, record.peak_memory_bytes)
-    yield from _item("limit", _limit_text(record))
+    yield from table(ordered, gib_text, record.peak_memory_bytes)
+    yield from item("limit", _limit_text(record))
 
 
 def _limit_text(record: PlanRecord) -> str:
@@ -149,16 +145,16 @@ def _limit_text(record: PlanRecord) -> str:
 def _trust(record: PlanRecord) -> Iterator[str]:
     yield "How sure"
     if record.lower_bound_s is not None and record.gap is not None:
-        yield from _item(
+        yield from item(
             "bound",
             f"no plan searched is faster than {seconds_text(record.lower_bound_s)}: "
             f"this one is within {share_text(record.gap)}",
         )
     shares = sorted(record.cost_sources.items(), key=lambda item: -item[1])
-    yield from _item("seconds from", ", ".join(f"{share_text(share)} {source}" for source, share in shares if share))
-    yield from _item("took", f"{seconds_text(record.trace_s)} to trace, {seconds_text(record.search_s)} to search")
+    yield from item("seconds from", ", ".join(f"{share_text(share)} {source}" for source, share in shares if share))
+    yield from item("took", f"{seconds_text(record.trace_s)} to trace, {seconds_text(record.search_s)} to search")
     for number, assumption in enumerate(record.assumptions):
-        yield from _item("assumed" if number == 0 else "", assumption)
+        yield from item("assumed" if number == 0 else "", assumption)
 
 
 def _alternatives(record: PlanRecord) -> Iterator[str]:
@@ -166,24 +162,9 @@ def _alternatives(record: PlanRecord) -> Iterator[str]:
         yield "Alternatives"
     for number, other in enumerate(record.alternatives, start=2):
         slower = other.step_time_s / record.step_time_s - 1
-        yield from _wrap(
+        yield from wrap(
             f"{number}. {seconds_text(other.step_time_s)} ({slower:+.1%}), {gib_text(other.peak_memory_bytes)}: "
             f"{other.num_microbatches} microbatches, {_most_common(other)}",
             "  ",
             "     ",
         )
-
-
-def _table(values: Mapping[str, Number], text: Callable[[Number], str], whole: float) -> Iterator[str]:
-    for name, value in values.items():
-        if value:
-            share = share_text(value / whole) if whole else ""
-            yield f"  {name.replace('_', ' '):<{LABEL}}{text(value):>12}{share:>8}"
-
-
-def _item(label: str, text: str) -> Iterable[str]:
-    return _wrap(text, f"  {label:<{LABEL}}", " " * (LABEL + 2))
-
-
-def _wrap(text: str, first: str, rest: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False) or [first]
