@@ -5,17 +5,16 @@ The definition is that of docs/design.md, "Memory".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
 from autopar.cost.activations import Activations, activations
+from autopar.cost.states import HeldParameter, parameter_bytes
 from autopar.graph import DTYPE_BYTES, local_shape
 from autopar.plan import DtypePolicy
 from autopar.shard.program import Program
-
-STATE_BYTES: Mapping[str, int | None] = {"adamw": None, "adam": None, "sgd": 0, "adafactor": 0, "adamw8bit": 2}
-"""Bytes of optimizer state per parameter; None, as for optimizers not named here: two in `policy.states`."""
+from autopar.shard.storage import Keeper
 
 
 @dataclass(frozen=True)
@@ -40,48 +39,31 @@ def layer_memory(
     batch: int,
     policy: DtypePolicy,
     optimizer: str,
-    zero: int,
-    data_ways: int,
+    parameters: Sequence[HeldParameter],
     recompute: str = "none",
     *,
     held: frozenset[str] = frozenset(),
-    foreign: frozenset[str] = frozenset(),
     unread: frozenset[int] = frozenset(),
     accumulates: bool = False,
 ) -> LayerMemory:
     """Memory of a lowered layer at a global microbatch of `batch` samples.
 
-    `data_ways` ranks share what ZeRO shards. `held` names inputs that an earlier layer keeps anyway, `foreign`
-    parameters that another layer owns (tied), `unread` positions of outputs for which no gradient comes back;
-    `accumulates` says that gradients are summed over microbatches.
+    `parameters` are those that count here (`cost/states.py`). `held` names inputs that an earlier layer keeps anyway,
+    `unread` positions of outputs for which no gradient comes back; `accumulates` says that gradients are summed over
+    microbatches.
     """
     walked = activations(program, batch, held, unread, accumulates)
-    states = _model_states(program, batch, policy, optimizer, zero if data_ways > 1 else 0, data_ways, foreign)
     saved, transient = _recomputed(walked) if recompute == "full" else (walked.saved, walked.transient)
+    states = [parameter_bytes(p, policy, optimizer) for p in parameters]
+    buffers = sum(_buffer_bytes(program, name, batch) for name in program.buffers)
     return LayerMemory(
-        states.parameters, states.gradients, states.optimizer, saved, transient + states.transient, states.step
+        parameters=buffers + round(sum(s.parameters for s in states)),
+        gradients=round(sum(s.gradients for s in states)),
+        optimizer=round(sum(s.optimizer for s in states)),
+        saved=saved,
+        transient=transient + _gathered_bytes(parameters, policy),
+        step=_step_bytes(parameters, policy),
     )
-
-
-def held_bytes_per_element(
-    policy: DtypePolicy, optimizer: str, zero: int, ways: int, trained: bool, gradients: bool
-) -> float:
-    """Bytes held all the time for one element of a large parameter of which `ways` ranks hold copies before ZeRO.
-
-    `gradients` says whether they are held all the time, too.
-    """
-    compute, stored = DTYPE_BYTES[policy.compute], DTYPE_BYTES[policy.parameters]
-    zero, shard = (zero, 1 / ways) if zero and ways > 1 else (0, 1.0)
-    held = stored * shard + (compute if _keeps_copies(zero, policy) else 0)
-    if not trained:
-        return held
-    gradient = DTYPE_BYTES[policy.gradients] * (shard if zero >= 2 else 1.0)
-    return held + _state_bytes(optimizer, policy) * shard + (gradient if gradients else 0.0)
-
-
-def _keeps_copies(zero: int, policy: DtypePolicy) -> bool:
-    """Whether whole parameters in the compute dtype exist beside the stored ones all the time."""
-    return zero in (1, 2) or (zero == 0 and policy.compute != policy.parameters)
 
 
 def _recomputed(walked: Activations) -> tuple[int, int]:
@@ -89,55 +71,23 @@ def _recomputed(walked: Activations) -> tuple[int, int]:
     return walked.inputs, walked.saved - walked.inputs_saved + walked.transient
 
 
-@dataclass(frozen=True)
-class _States:
-    parameters: int
-    gradients: int
-    optimizer: int
-    transient: int
-    step: int
+def _buffer_bytes(program: Program, name: str, batch: int) -> int:
+    shape = local_shape(program.values[name].shape_at(batch), program.layouts[name], program.axis_sizes)
+    return prod(shape) * DTYPE_BYTES[program.values[name].dtype]
 
 
-def _model_states(
-    program: Program, batch: int, policy: DtypePolicy, optimizer: str, zero: int, ways: int, foreign: frozenset[str]
-) -> _States:
-    shapes = {
-        name: local_shape(program.values[name].shape_at(batch), program.layouts[name], program.axis_sizes)
-        for name in (*program.params, *program.buffers)
-    }
-    owned = [name for name in program.params if name not in foreign]
-    trained = [shapes[name] for name in owned if program.values[name].requires_grad]
-    frozen = [shapes[name] for name in owned if not program.values[name].requires_grad]
-    buffers = sum(prod(shapes[name]) * DTYPE_BYTES[program.values[name].dtype] for name in program.buffers)
-    whole, shard = _elements(trained, 1), _elements(trained, ways if zero else 1)
-    everything, kept = _elements(trained + frozen, 1), _elements(trained + frozen, ways if zero else 1)
-    size = {name: DTYPE_BYTES[getattr(policy, name)] for name in ("compute", "parameters", "gradients", "states")}
-    copies = _keeps_copies(zero, policy)
-    largest = max((_elements([shape], ways if zero else 1) for shape in trained), default=0)
-    return _States(
-        kept * size["parameters"] + (everything * size["compute"] if copies else 0) + buffers,
-        (whole if zero < 2 else shard) * size["gradients"],
-        shard * _state_bytes(optimizer, policy),
-        _gathered_bytes(everything, whole, zero, size),
-        max(2 * largest * size["states"], whole * size["gradients"] if zero < 2 and ways > 1 else 0),
-    )
-
-
-def _gathered_bytes(everything: int, trained: int, zero: int, size: Mapping[str, int]) -> int:
+def _gathered_bytes(parameters: Sequence[HeldParameter], policy: DtypePolicy) -> int:
     """FSDP2's buffers while a layer runs: the gathered flat buffer, in ZeRO 3 the parameters copied out of it, or, in
     the backward, its whole gradients and the buffer they are scattered from."""
-    if zero < 2:
-        return 0
-    gathered = everything * size["compute"]
-    scattered = trained * (size["compute"] + size["gradients"])
-    return max(gathered, scattered) + (gathered if zero == 3 else 0)
+    mine = [p for p in parameters if p.storage.keeper is Keeper.FSDP]
+    gathered = sum(prod(p.shape) * DTYPE_BYTES[policy.compute] for p in mine)
+    trained = sum(prod(p.shape) for p in mine if p.trained)
+    scattered = trained * (DTYPE_BYTES[policy.compute] + DTYPE_BYTES[policy.gradients])
+    return max(gathered, scattered) + (gathered if any(p.storage.zero == 3 for p in mine) else 0)
 
 
-def _state_bytes(optimizer: str, policy: DtypePolicy) -> int:
-    known = STATE_BYTES.get(optimizer)
-    return 2 * DTYPE_BYTES[policy.states] if known is None else known
-
-
-def _elements(shapes: Sequence[tuple[int, ...]], ways: int) -> int:
-    """Elements of the largest rank's chunks when each tensor is dealt out over `ways` ranks on its first dim."""
-    return sum(-(-shape[0] // ways) * prod(shape[1:]) if shape else 1 for shape in shapes)
+def _step_bytes(parameters: Sequence[HeldParameter], policy: DtypePolicy) -> int:
+    trained = [p for p in parameters if p.trained]
+    largest = max((prod(p.stored) for p in trained), default=0)
+    reduced = sum(prod(p.shape) for p in trained if p.storage.sum_axes and p.storage.keeper is Keeper.STEP)
+    return max(2 * largest * DTYPE_BYTES[policy.states], reduced * DTYPE_BYTES[policy.gradients])

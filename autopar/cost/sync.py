@@ -9,6 +9,7 @@ from autopar.cost.demand import Demand
 from autopar.cost.moves import collective_key, copy_key
 from autopar.graph import DTYPE_BYTES, CollectiveKey, Dtype, Operand, OpKey
 from autopar.plan import DtypePolicy, MeshAxis
+from autopar.shard.storage import Keeper, ParameterStorage
 
 
 @dataclass(frozen=True)
@@ -21,42 +22,40 @@ class SyncDemand:
 
 def sync_demand(
     elements: int,
-    zero: int,
-    data_axes: Sequence[int],
-    further_axes: Sequence[int],
+    storage: ParameterStorage,
+    trained: bool,
     mesh: Sequence[MeshAxis],
     policy: DtypePolicy,
     microbatches: int = 1,
 ) -> SyncDemand:
-    """Demand of synchronising `elements` local parameters, stored as B on `data_axes` and on `further_axes`.
+    """Demand of synchronising `elements` local parameters kept as `storage` says.
 
-    ZeRO 0: all-reduce of the gradients once a step. 1: reduce-scatter and all-gather over the data axes once a step.
-    2 and 3 (FSDP2): in every microbatch a gather for the forward, in 3 another for the backward, and a reduce-scatter.
-    Gradients travel in `policy.gradients`, gathered parameters in `policy.compute`; what is B on further axes is
-    all-reduced there once a step, in ZeRO 1 to 3 as shards.
+    ZeRO 0: all-reduce of the gradients once a step. 1: reduce-scatter and all-gather once a step. 2 and 3 (FSDP2): in
+    every microbatch a gather for the forward, in 3 another for the backward, and a reduce-scatter. Gradients travel in
+    `policy.gradients`, gathered parameters in `policy.compute`; a sum that no scatter does is an all-reduce once a
+    step, of shards where they have been scattered.
     """
     if elements == 0:
         return SyncDemand(Demand(), Demand())
-    ways = collective_key("all_reduce", 0, data_axes, mesh).ranks
-    sharded = zero > 0 and ways > 1
-    kept = -(-elements // ways) if sharded else elements
-    summed = [] if sharded else [*data_axes]
-    reduced = _collective("all_reduce", kept, policy.gradients, sorted([*summed, *further_axes]), mesh)
-    micro, step = Demand(), Demand(forward_ops=_flattened(kept, policy) if reduced else (), forward_collectives=reduced)
-    gather = _collective("all_gather", elements, policy.compute, data_axes, mesh)
-    scatter = _collective("reduce_scatter", elements, policy.gradients, data_axes, mesh)
-    if sharded and zero >= 2:
-        micro = _gathered_each_microbatch(elements, gather, scatter, zero, policy)
-    elif sharded:
-        step = Demand(
-            forward_ops=(*step.forward_ops, copy_key((elements,), policy.gradients), _cast(kept, policy)),
-            forward_collectives=(*scatter, *reduced, *gather),
-        )
-    elif policy.compute != policy.parameters:
-        step = Demand(forward_ops=(*step.forward_ops, _cast(kept, policy)), forward_collectives=reduced)
-    if microbatches > 1 and not micro.forward_collectives:
-        gradient = Operand((elements,), policy.compute, False)
-        micro = Demand(backward_ops=(OpKey("aten.add_.Tensor", (gradient, gradient)),))
+    kept = -(-elements // storage.ways(tuple(axis.size for axis in mesh)))
+    gather = _collective("all_gather", elements, policy.compute, storage.chunk_axes, mesh)
+    scattered = storage.chunk_axes if trained and storage.scatters else ()
+    scatter = _collective("reduce_scatter", elements, policy.gradients, scattered, mesh)
+    summed = kept if scattered else elements
+    further = storage.remaining_axes if trained else ()
+    reduced = _collective("all_reduce", summed, policy.gradients, further, mesh)
+    ops = _flattened(summed, policy) if reduced else ()
+    micro = Demand()
+    if storage.keeper is Keeper.FSDP:
+        micro = _gathered_each_microbatch(elements, gather, scatter, storage.zero, policy)
+        step = Demand(forward_ops=ops, forward_collectives=reduced)
+    else:
+        packed = (copy_key((elements,), policy.gradients),) if gather else ()
+        cast = (_cast(kept, policy),) if gather or policy.compute != policy.parameters else ()
+        step = Demand(forward_ops=(*ops, *packed, *cast), forward_collectives=(*scatter, *reduced, *gather))
+        if trained and microbatches > 1:
+            gradient = Operand((elements,), policy.compute, False)
+            micro = Demand(backward_ops=(OpKey("aten.add_.Tensor", (gradient, gradient)),))
     return SyncDemand(micro, step)
 
 

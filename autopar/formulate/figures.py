@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Sequence
 from math import prod
 
 from autopar.cost.demand import Demand
@@ -12,14 +12,14 @@ from autopar.cost.memory import layer_memory
 from autopar.cost.moves import relayout_demand
 from autopar.cost.pricer import Pricer
 from autopar.cost.program import layer_demand
+from autopar.cost.states import HeldParameter, held_parameters
 from autopar.cost.sync import optimizer_demand, sync_demand
 from autopar.formulate.labels import at_cut
 from autopar.formulate.runs import LayerRun
-from autopar.formulate.tables import Setting, zero_of
-from autopar.graph import BROADCAST, local_shape
+from autopar.formulate.tables import Setting
 from autopar.plan import DtypePolicy, LayerStrategy
 from autopar.shard.lower import lower
-from autopar.shard.program import Program
+from autopar.shard.storage import ParameterStorage
 
 
 def layer_figures(
@@ -36,15 +36,13 @@ def layer_figures(
         layer, strategy, setting.sizes, around.entry, around.leave,
         main_input=around.main_input, main_output=around.main_output,
     )  # fmt: skip
-    data_axes = strategy.data_axes(around.entry.batch_dim)
-    groups = _parameter_groups(run, program, data_axes, setting)
-    micro, step = _sync(groups, strategy.zero, data_axes, setting, policy)
-    ways = prod(setting.mesh[a].size for a in data_axes) if strategy.zero else 1
-    updated = [-(-n // (ways if data else 1)) for (data, _), sizes in groups.items() for n in sizes]
+    foreign = frozenset(name for name, owned in zip(layer.params, around.owned, strict=True) if not owned)
+    parameters = held_parameters(program, strategy.data_axes(around.entry.batch_dim), strategy.zero, foreign)
+    micro, step = _sync(parameters, setting, policy)
+    updated = [prod(p.stored) for p in parameters if p.trained]
     memory = layer_memory(
-        program, setting.batch, policy, optimizer, strategy.zero, ways, strategy.recompute, held=run.held,
-        foreign=frozenset(name for name, owned in zip(layer.params, around.owned, strict=True) if not owned),
-        unread=run.unread, accumulates=setting.num_microbatches > 1,
+        program, setting.batch, policy, optimizer, parameters, strategy.recompute,
+        held=run.held, unread=run.unread, accumulates=setting.num_microbatches > 1,
     )  # fmt: skip
     work = LayerWork(
         layer_demand(program, layer, setting.batch, setting.mesh), _passing(run, strategy, setting), micro, step,
@@ -63,31 +61,13 @@ def _passing(run: LayerRun, strategy: LayerStrategy, setting: Setting) -> Demand
     return Demand.joined(parts)
 
 
-Axes = tuple[int, ...]
-
-
-def _parameter_groups(
-    run: LayerRun, program: Program, data_axes: Axes, setting: Setting
-) -> dict[tuple[Axes, Axes], list[int]]:
-    """Local sizes (elements) of the trained parameters this layer owns, by the data and further axes they are B on."""
-    groups: dict[tuple[Axes, Axes], list[int]] = defaultdict(list)
-    for name, owned in zip(run.layer.params, run.around.owned, strict=True):
-        spec, layout = run.layer.values[name], program.layouts[name]
-        if owned and spec.requires_grad:
-            summed = [a for a, p in enumerate(layout) if p == BROADCAST]
-            key = tuple(a for a in summed if a in data_axes), tuple(a for a in summed if a not in data_axes)
-            groups[key].append(prod(local_shape(spec.shape_at(setting.batch), layout, setting.sizes)))
-    return groups
-
-
-def _sync(
-    groups: Mapping[tuple[Axes, Axes], list[int]], zero: int, data_axes: Axes, setting: Setting, policy: DtypePolicy
-) -> tuple[Demand, Demand]:
-    """Demand of synchronising all groups, in every microbatch and once a step."""
+def _sync(parameters: Sequence[HeldParameter], setting: Setting, policy: DtypePolicy) -> tuple[Demand, Demand]:
+    """Demand of synchronising a layer's parameters, those kept alike together, in every microbatch and once a step."""
+    elements: dict[tuple[ParameterStorage, bool], int] = defaultdict(int)
+    for p in parameters:
+        elements[p.storage, p.trained] += prod(p.shape)
     found = [
-        sync_demand(
-            sum(sizes), zero_of(zero, data, data_axes), data, further, setting.mesh, policy, setting.num_microbatches
-        )
-        for (data, further), sizes in groups.items()
+        sync_demand(count, storage, trained, setting.mesh, policy, setting.num_microbatches)
+        for (storage, trained), count in elements.items()
     ]
     return Demand.joined([f.micro for f in found]), Demand.joined([f.step for f in found])

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from autopar.cost.demand import Demand, price_demands
-from autopar.cost.memory import held_bytes_per_element
 from autopar.cost.pricer import Pricer
+from autopar.cost.states import state_bytes
 from autopar.cost.sync import optimizer_demand, sync_demand
 from autopar.graph import TensorSpec
 from autopar.plan import DtypePolicy, MeshAxis
+from autopar.shard.storage import ParameterStorage
 
 
 @dataclass(frozen=True)
@@ -44,25 +45,20 @@ class ParameterRates:
         self._elements = elements
         self._rate = lru_cache(maxsize=None)(self._compute)
 
-    def of(self, zero: int, data_axes: tuple[int, ...], further: tuple[int, ...], spec: TensorSpec) -> Rate:
-        """Rate of a parameter whose gradient is summed over `data_axes` (where ZeRO shards) and `further` axes."""
-        return self._rate(zero, data_axes, further, spec.requires_grad)
+    def of(self, storage: ParameterStorage, spec: TensorSpec) -> Rate:
+        """Rate of a parameter kept as `storage` says."""
+        return self._rate(storage, spec.requires_grad, spec.dtype)
 
-    def _compute(self, zero: int, data_axes: tuple[int, ...], further: tuple[int, ...], trained: bool) -> Rate:
-        ways = 1
-        for axis in data_axes:
-            ways *= self._mesh[axis].size
-        held = held_bytes_per_element(
-            self._policy, self._optimizer, zero, ways, trained, gradients=self._microbatches > 1
-        )
-        if not trained:
-            return Rate(0.0, 0.0, held)
+    def _compute(self, storage: ParameterStorage, trained: bool, dtype: str) -> Rate:
+        ways = storage.ways(tuple(axis.size for axis in self._mesh))
+        states = state_bytes(1.0, 1.0 / ways, storage.zero, trained, dtype, self._policy, self._optimizer)
+        held = states.parameters + states.optimizer + (states.gradients if self._microbatches > 1 else 0.0)
         micro, step = [], []
         for elements in (self._elements, 2 * self._elements):
-            sync = sync_demand(elements, zero, data_axes, further, self._mesh, self._policy, self._microbatches)
-            updated = elements // ways if zero else elements
+            sync = sync_demand(elements, storage, trained, self._mesh, self._policy, self._microbatches)
+            updated = optimizer_demand([elements // ways] if trained else [], self._policy, self._optimizer)
             micro.append(sync.micro)
-            step.append(Demand.joined([sync.step, optimizer_demand([updated], self._policy, self._optimizer)]))
+            step.append(Demand.joined([sync.step, updated]))
         return Rate(self._slope(micro, True), self._slope(step, False), held)
 
     def _slope(self, demands: list[Demand], hidden: bool) -> float:

@@ -26,10 +26,11 @@ from autopar.engine.label_graph import LabelGraph
 from autopar.formulate.labels import LabelSpace, Option, Placed, at_cut
 from autopar.formulate.rates import ParameterRates
 from autopar.formulate.runs import Surroundings
-from autopar.graph import BROADCAST, DTYPE_BYTES, LayerClass, Layout, TensorSpec, local_shape
+from autopar.graph import DTYPE_BYTES, LayerClass, Layout, TensorSpec, local_shape
 from autopar.plan import MeshAxis, data_axes_of
 from autopar.shard.program import Call, Program
 from autopar.shard.rules import rule_for
+from autopar.shard.storage import parameter_storage
 
 Array = NDArray[np.float64]
 
@@ -303,11 +304,6 @@ def _stored_costs(
     return np.array(rows)
 
 
-def zero_of(zero: int, summed: tuple[int, ...], data_axes: tuple[int, ...]) -> int:
-    """ZeRO level of a parameter: FSDP keeps those that are B on all of the layer's data axes, the rest are as in 1."""
-    return zero if summed == data_axes else min(zero, 1)
-
-
 def _stored_rate(
     spec: TensorSpec,
     layout: Layout | None,
@@ -319,7 +315,5 @@ def _stored_rate(
     """Seconds a step and bytes held, for each local element of a parameter stored in `layout`."""
     if layout is None:
         return np.inf, 0.0
-    summed = [a for a, p in enumerate(layout) if p == BROADCAST] if spec.requires_grad else []
-    data = tuple(a for a in summed if a in data_axes)
-    rate = rates.of(zero_of(zero, data, data_axes), data, tuple(a for a in summed if a not in data_axes), spec)
+    rate = rates.of(parameter_storage(spec, layout, data_axes, zero), spec)
     return rate.micro_s * setting.num_microbatches + rate.step_s, rate.held_bytes

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from autopar.cost.activations import activations, outputs_saved
-from autopar.cost.memory import held_bytes_per_element, layer_memory
+from autopar.cost.memory import LayerMemory, layer_memory
+from autopar.cost.states import held_parameters, state_bytes
 from autopar.graph import BROADCAST, REPLICATE
 from autopar.plan import POLICIES, DtypePolicy, LayerStrategy
 from autopar.shard.lower import lower
@@ -86,38 +87,73 @@ def split(dims: dict[str, int], entry: int, stored: dict[str, int]) -> LayerStra
     return LayerStrategy((entry,), (entry,), ops, {name: (dim,) for name, dim in stored.items()})
 
 
+def memory(
+    program: Program, policy: DtypePolicy, optimizer: str = "adamw", zero: int = 0, data_axes: tuple[int, ...] = (),
+    recompute: str = "none", foreign: frozenset[str] = frozenset(),
+) -> LayerMemory:  # fmt: skip
+    parameters = held_parameters(program, data_axes, zero, foreign)
+    return layer_memory(program, BATCH, policy, optimizer, parameters, recompute)
+
+
 def test_tensor_parallel_layer_keeps_its_share() -> None:
     """Split two ways on the hidden dim, h and a are halved, x is whole, and each parameter is halved."""
     program = lowered(split({"act": 2, "second": 2}, REPLICATE, {"up": 0, "down": 1}), (2,))
     assert activations(program, BATCH).saved == X + 2 * 2 * X
-    found = layer_memory(program, BATCH, POLICIES["fp32"], "adamw", 0, 1)
+    found = memory(program, POLICIES["fp32"])
     assert (found.parameters, found.optimizer) == (4 * WEIGHTS // 2, 8 * WEIGHTS // 2)
 
 
 def test_recomputation_keeps_inputs_only() -> None:
     """With full recomputation the input stays, and everything else is needed at once in the backward."""
-    found = layer_memory(whole(), BATCH, POLICIES["fp32"], "adamw", 0, 1, "full")
+    found = memory(whole(), POLICIES["fp32"], recompute="full")
     assert (found.saved, found.transient) == (X, 8 * X + 5 * X)
+
+
+def data_parallel(sizes: tuple[int, ...]) -> Program:
+    """The batch split on the first axis, nothing on others."""
+    rest = (REPLICATE,) * (len(sizes) - 1)
+    layer, stored = feed_forward(), (BROADCAST, *rest)
+    ops = {}
+    for op in layer.ops:
+        rule = rule_for(op, layer)
+        assert rule is not None
+        ops[op.name] = (rule.operands[0][0], *("" for _ in rest))
+    strategy = LayerStrategy((0, *rest), (0, *rest), ops, {"up": stored, "down": stored})
+    return lowered(strategy, sizes)
 
 
 @pytest.mark.parametrize(
     ("zero", "parameters", "gradients", "optimizer"),
-    # bf16: 4 master, 4 gradient, 8 states; 2 for a compute copy that is whole
-    [(0, 6.0, 4.0, 8.0), (1, 4 / 4 + 2, 4.0, 2.0), (2, 4 / 4 + 2, 1.0, 2.0), (3, 4 / 4, 1.0, 2.0)],
+    # fp32 compute would need no copy; with bf16 stored as fp32: 4 master, 4 gradient, 8 states; copies are as wide as
+    # the values of the layer (4)
+    [(0, 4.0, 4.0, 8.0), (1, 4 / 4 + 4, 4.0, 2.0), (2, 4 / 4 + 4, 1.0, 2.0), (3, 4 / 4, 1.0, 2.0)],
 )
 def test_zero_shards_states(zero: int, parameters: float, gradients: float, optimizer: float) -> None:
-    """Over four ranks ZeRO 1 shards states and master copies, 2 gradients, too, 3 the compute copies as well."""
-    found = layer_memory(whole(), BATCH, POLICIES["bf16"], "adamw", zero, 4)
+    """Over four ranks ZeRO 1 shards states and stored values, 2 gradients, too, 3 the compute copies as well."""
+    found = memory(data_parallel((4,)), POLICIES["fp32"], zero=zero, data_axes=(0,))
     assert (found.parameters, found.gradients, found.optimizer) == (
         parameters * WEIGHTS, gradients * WEIGHTS, optimizer * WEIGHTS
     )  # fmt: skip
-    held = held_bytes_per_element(POLICIES["bf16"], "adamw", zero, 4, trained=True, gradients=True)
-    assert held * WEIGHTS == found.parameters + found.gradients + found.optimizer
+    shard = 1 / 4 if zero else 1.0
+    held = state_bytes(1.0, shard, zero, True, "float32", POLICIES["fp32"], "adamw")
+    assert held.parameters * WEIGHTS == found.parameters
+    assert (held.gradients + held.optimizer) * WEIGHTS == found.gradients + found.optimizer
+
+
+def test_zero_deals_out_what_is_whole_on_the_data_axis_only() -> None:
+    """Weights split on the data axis are not dealt out again; replicated on it they are, gradients stay whole."""
+    split_there = lowered(split({"act": 2, "second": 2}, REPLICATE, {"up": 0, "down": 1}), (2,))
+    found = memory(split_there, POLICIES["fp32"], zero=1, data_axes=(0,))
+    assert (found.parameters, found.gradients, found.optimizer) == (2 * WEIGHTS, 2 * WEIGHTS, 4 * WEIGHTS)
+    whole_there = lowered(LayerStrategy((REPLICATE,), (REPLICATE,), {}, {}), (2,))
+    for zero in (1, 2, 3):
+        found = memory(whole_there, POLICIES["fp32"], zero=zero, data_axes=(0,))
+        assert (found.parameters, found.gradients, found.optimizer) == (6 * WEIGHTS, 4 * WEIGHTS, 4 * WEIGHTS)
 
 
 def test_tied_parameters_are_owned_once() -> None:
     """A parameter another layer owns costs nothing here."""
-    found = layer_memory(whole(), BATCH, POLICIES["fp32"], "sgd", 0, 1, foreign=frozenset({"up", "down"}))
+    found = memory(whole(), POLICIES["fp32"], "sgd", foreign=frozenset({"up", "down"}))
     assert (found.parameters, found.gradients, found.optimizer) == (0, 0, 0)
 
 
@@ -135,7 +171,8 @@ def test_no_gradient_comes_back_for_what_nobody_reads() -> None:
 def test_policy_with_equal_dtypes_needs_no_copies() -> None:
     """ZeRO 0 with parameters in the compute dtype keeps each once."""
     policy = DtypePolicy("float32", "float32", "float32", "float32")
-    assert held_bytes_per_element(policy, "sgd", 0, 4, trained=False, gradients=True) == 4
+    found = state_bytes(1.0, 1.0, 0, False, "float32", policy, "sgd")
+    assert (found.parameters, found.gradients, found.optimizer) == (4, 0, 0)
 
 
 def test_broadcast_parameters_are_whole() -> None:
@@ -143,4 +180,4 @@ def test_broadcast_parameters_are_whole() -> None:
     everywhere = {"first": 0, "act": 0, "second": 0, "sum": 0}
     program = lowered(split(everywhere, 0, {"up": BROADCAST, "down": BROADCAST}), (2,))
     assert activations(program, BATCH).saved == 9 * X // 2
-    assert layer_memory(program, BATCH, POLICIES["fp32"], "adamw", 0, 2).parameters == 4 * WEIGHTS
+    assert memory(program, POLICIES["fp32"]).parameters == 4 * WEIGHTS

@@ -5,6 +5,7 @@ import torch
 
 from autopar.cost.activations import outputs_saved
 from autopar.cost.memory import layer_memory
+from autopar.cost.states import held_parameters
 from autopar.graph import REPLICATE, OpGraph
 from autopar.plan import POLICIES, LayerStrategy
 from autopar.shard.lower import lower_layer
@@ -23,7 +24,7 @@ def predicted(graph: OpGraph) -> tuple[int, int]:
         local = graph.classes[layer.class_index]
         program = lower_layer(graph, index, LayerStrategy((REPLICATE,), (REPLICATE,), {}, {}), (1,))
         found = layer_memory(
-            program, BATCH, POLICIES["fp32"], "sgd", 0, 1, accumulates=True,
+            program, BATCH, POLICIES["fp32"], "sgd", held_parameters(program, (), 0), accumulates=True,
             held=frozenset(own for name, own in zip(layer.inputs, local.inputs, strict=True) if name in kept),
             unread=frozenset(i for i, name in enumerate(layer.outputs) if name not in read),
         )  # fmt: skip

@@ -11,6 +11,7 @@ from autopar.graph import BROADCAST, PARTIAL, REPLICATE, CollectiveKey
 from autopar.plan import POLICIES, LayerStrategy, MeshAxis
 from autopar.shard.lower import lower
 from autopar.shard.program import Call, Program
+from autopar.shard.storage import ParameterStorage
 from tests.cost.small import ROWS, WIDTH, cluster, feed_forward
 
 MESH = (MeshAxis("d0", 2, 4), MeshAxis("d1", 4, 1))
@@ -67,21 +68,37 @@ def test_synchronisation_of_each_zero_level(
     zero: int, micro: list[tuple[str, int, int]], step: list[tuple[str, int, int]]
 ) -> None:
     """1000 parameters in bf16 with fp32 gradients over two data ranks: which collectives, how often, how large."""
-    found = sync_demand(1000, zero, (0,), (), MESH, POLICIES["bf16"])
+    found = sync_demand(1000, ParameterStorage((0,) if zero else (), (0,), zero), True, MESH, POLICIES["bf16"])
     assert (kinds(found.micro), kinds(found.step)) == (micro, step)
 
 
 def test_further_axes_are_summed_once_a_step() -> None:
     """B on an axis that is no data axis: one all-reduce more; with ZeRO 0 both axes in one."""
-    assert kinds(sync_demand(1000, 0, (0,), (1,), MESH, POLICIES["fp32"]).step) == [("all_reduce", 4000, 8)]
-    assert kinds(sync_demand(1000, 3, (0,), (1,), MESH, POLICIES["fp32"]).step) == [("all_reduce", 2000, 4)]
+    whole, sharded = ParameterStorage((), (0, 1), 0), ParameterStorage((0,), (0, 1), 3)
+    assert kinds(sync_demand(1000, whole, True, MESH, POLICIES["fp32"]).step) == [("all_reduce", 4000, 8)]
+    assert kinds(sync_demand(1000, sharded, True, MESH, POLICIES["fp32"]).step) == [("all_reduce", 2000, 4)]
+
+
+def test_what_is_no_share_is_summed_whole_before_it_is_dealt_out() -> None:
+    """R on the data axis, B on another: the whole gradient is all-reduced there, the shards are gathered."""
+    found = sync_demand(1000, ParameterStorage((0,), (1,), 1), True, MESH, POLICIES["fp32"])
+    assert kinds(found.step) == [("all_reduce", 4000, 4), ("all_gather", 4000, 2)]
+
+
+def test_parameters_without_gradient_are_only_gathered() -> None:
+    """A frozen parameter kept in shards is gathered once a step, a whole one costs nothing."""
+    for storage, wanted in (
+        (ParameterStorage((0,), (), 1), [("all_gather", 4000, 2)]),
+        (ParameterStorage((), (), 0), []),
+    ):
+        found = sync_demand(1000, storage, False, MESH, POLICIES["fp32"], 4)
+        assert (kinds(found.micro), kinds(found.step)) == ([], wanted)
 
 
 def test_one_rank_needs_no_synchronisation() -> None:
     """Nothing to sum over: no collective at any level."""
-    for zero in range(4):
-        found = sync_demand(1000, zero, (), (), MESH, POLICIES["fp32"])
-        assert kinds(found.micro) + kinds(found.step) == []
+    found = sync_demand(1000, ParameterStorage((), (), 0), True, MESH, POLICIES["fp32"])
+    assert kinds(found.micro) + kinds(found.step) == []
 
 
 def test_overlap_hides_at_most_its_share() -> None:

@@ -24,10 +24,11 @@ from autopar.formulate.planner import Planner
 from autopar.formulate.rates import ParameterRates
 from autopar.formulate.runs import LayerRun, layer_runs
 from autopar.formulate.tables import Mode, RelayoutPrices, Setting, label_graph, passing_seconds, space_costs
-from autopar.graph import BROADCAST, OpGraph, follow_layout, local_shape
+from autopar.graph import OpGraph, follow_layout, local_shape
 from autopar.plan import POLICIES, LayerStrategy, Request, data_axes_of
 from autopar.shard.lower import lower
 from autopar.shard.program import Program
+from autopar.shard.storage import parameter_storage
 from autopar.trace import trace
 from autopar.trace.spec import load_model
 
@@ -172,9 +173,7 @@ def _parameters_s(laid: Laid, strategy: LayerStrategy, program: Program) -> floa
     for name, owned in zip(laid.run.layer.params, laid.run.around.owned, strict=True):
         spec, layout = laid.run.layer.values[name], program.layouts[name]
         if owned:
-            summed = [a for a, p in enumerate(layout) if p == BROADCAST] if spec.requires_grad else []
-            data, further = (tuple(a for a in summed if (a in data_axes) == inside) for inside in (True, False))
-            rate = laid.rates.of(strategy.zero, data, further, spec)
+            rate = laid.rates.of(parameter_storage(spec, layout, data_axes, strategy.zero), spec)
             elements = prod(local_shape(spec.shape_at(1), layout, laid.setting.sizes))
             total += elements * (laid.setting.num_microbatches * rate.micro_s + rate.step_s)
     return total
