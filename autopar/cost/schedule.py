@@ -223,10 +223,10 @@ def simulate(
         arrived = ends[levels.needs[low:high]] + delay[low:high]
         ends[low:high] = np.maximum(ends[levels.before[low:high]], arrived) + durations[low:high]
     group = stage % shape.groups
-    once: Seconds = np.bincount(np.arange(shape.stages) % shape.groups, weights=np.asarray(step_s, dtype=np.float64))
+    once = np.array([sum(step_s[g :: shape.groups]) for g in range(shape.groups)])
     finished = np.zeros(shape.groups)
     np.maximum.at(finished, group, ends[:-1])
     finished += once
-    busy: Seconds = np.bincount(group, weights=durations, minlength=shape.groups) + once
+    busy = np.asarray(np.bincount(group, weights=durations, minlength=shape.groups) + once, dtype=np.float64)
     starts: Seconds = ends[:-1] - durations
     return Simulation(float(finished.max()), finished, busy, levels.work, starts, durations)

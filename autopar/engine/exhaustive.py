@@ -112,5 +112,6 @@ def _peak_bytes(problem: StackProblem, picks: tuple[tuple[int, ...], ...]) -> in
     for r in everywhere:
         held = everywhere if problem.num_microbatches > 1 else range(r, len(runs))
         transient = max(int(runs[r].transient_bytes[c]) for c in picks[r])
-        moments.append(static + total("grad_bytes", held) + total("saved_bytes", range(r + 1)) + transient)
+        waiting = sum((run.in_flight - 1) * total("saved_bytes", range(k, k + 1)) for k, run in enumerate(problem.runs))
+        moments.append(static + total("grad_bytes", held) + total("saved_bytes", range(r + 1)) + waiting + transient)
     return max(moments)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from autopar.engine.stack_problem import Floats, Ints, Run, StackProblem
+from autopar.engine.stack_problem import Floats, Ints, StackProblem
 
 
 def without_dominated(problem: StackProblem) -> tuple[StackProblem, tuple[Ints, ...]]:
@@ -18,7 +18,7 @@ def without_dominated(problem: StackProblem) -> tuple[StackProblem, tuple[Ints, 
     """
     held = problem.held_bytes()
     kept = tuple(_undominated(problem, r, [moment[r] for moment in held]) for r in range(len(problem.runs)))
-    runs = tuple(Run(run.count, run.choices.take(rows)) for run, rows in zip(problem.runs, kept, strict=True))
+    runs = tuple(replace(run, choices=run.choices.take(rows)) for run, rows in zip(problem.runs, kept, strict=True))
     return replace(problem, runs=runs), kept
 
 

@@ -61,10 +61,14 @@ class Choices:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """`count` (at least 1) equal consecutive layers with the same choices."""
+    """`count` (at least 1) equal consecutive layers with the same choices.
+
+    `in_flight` microbatches are under way at once: when one runs, the others' saved bytes are held besides.
+    """
 
     count: int
     choices: Choices
+    in_flight: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,14 +112,14 @@ class StackProblem:
         Moments are the runs (their largest transients come on top), then the optimizer step (with its temporaries).
         """
         last = len(self.runs)
-        return [[self._held(run.choices, r, moment) for r, run in enumerate(self.runs)] for moment in range(last + 1)]
+        return [[self._held(run, r, moment) for r, run in enumerate(self.runs)] for moment in range(last + 1)]
 
-    def _held(self, choices: Choices, run: int, moment: int) -> Ints:
-        at_step = moment == len(self.runs)
+    def _held(self, run: Run, number: int, moment: int) -> Ints:
+        choices, at_step = run.choices, moment == len(self.runs)
         held = choices.static_bytes
-        if at_step or self.num_microbatches > 1 or run >= moment:
+        if at_step or self.num_microbatches > 1 or number >= moment:
             held = held + choices.grad_bytes
-        return held + choices.saved_bytes if run <= moment and not at_step else held
+        return held if at_step else held + choices.saved_bytes * (run.in_flight - (number > moment))
 
 
 @dataclass(frozen=True, eq=False)

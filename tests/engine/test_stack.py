@@ -37,11 +37,15 @@ def random_choices(rng: np.random.Generator, count: int, states: int, ties: int)
 
 @st.composite
 def stack_problems(draw: st.DrawFn) -> StackProblem:
-    """Two or three runs of one to four layers, two to five choices; a limit in half of them."""
+    """Two or three runs of one to four layers, two to five choices; up to three microbatches in flight; a limit in half."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     states, ties, length = int(rng.integers(1, 4)), int(rng.integers(0, 3)), int(rng.integers(2, 4))
     runs = tuple(
-        Run(int(rng.integers(1, 7 - length)), random_choices(rng, int(rng.integers(2, 8 - length)), states, ties))
+        Run(
+            int(rng.integers(1, 7 - length)),
+            random_choices(rng, int(rng.integers(2, 8 - length)), states, ties),
+            int(rng.integers(1, 4)),
+        )
         for _ in range(length)
     )
     ends = [tuple(sorted(rng.permutation(states)[: rng.integers(1, states + 1)].tolist())) for _ in range(2)]
