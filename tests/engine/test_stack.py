@@ -37,7 +37,7 @@ def random_choices(rng: np.random.Generator, count: int, states: int, ties: int)
 
 @st.composite
 def stack_problems(draw: st.DrawFn) -> StackProblem:
-    """Two or three runs of one to four layers, two to five choices; up to three microbatches in flight; a limit in half."""
+    """Two or three runs of one to four layers, two to five choices, 1 to 3 microbatches in flight; a limit in half."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     states, ties, length = int(rng.integers(1, 4)), int(rng.integers(0, 3)), int(rng.integers(2, 4))
     runs = tuple(
