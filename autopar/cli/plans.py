@@ -7,24 +7,26 @@ from typing import Annotated, Literal
 import typer
 
 from autopar.cli.answer import Answer, cluster_of, unavailable
-from autopar.cli.options import ClusterName, PlanFile
+from autopar.cli.options import ClusterName, Json, PlanFile
 
 
-def explain(plan: PlanFile) -> Answer:
+def explain(plan: PlanFile, as_json: Json = False) -> Answer:
     """Say in words what a plan does, and what it is predicted to cost."""
     from autopar.plan import PlanRecord
     from autopar.report.explain import explain as words
 
     record = PlanRecord.load(plan)
-    return Answer(words(record), record.to_json())
+    return Answer(words(record), record.to_json(), as_json)
 
 
-def diff(plan: PlanFile, other: PlanFile) -> Answer:
-    """Say in words how two plans differ."""
+def diff(plan: PlanFile, other: PlanFile, as_json: Json = False) -> Answer:
+    """Say in words how two plans differ, and which seconds make one faster."""
     from autopar.plan import PlanRecord
+    from autopar.report.compare import diff as words
+    from autopar.report.compare import diff_data
 
-    PlanRecord.load(plan), PlanRecord.load(other)
-    unavailable("diff", "compare what `autopar explain` says of each")
+    first, second = PlanRecord.load(plan), PlanRecord.load(other)
+    return Answer(words(first, second), diff_data(first, second), as_json)
 
 
 def check(plan: PlanFile, cluster: ClusterName) -> Answer:

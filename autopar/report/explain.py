@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import groupby
@@ -11,7 +10,7 @@ from autopar.cluster import find_device
 from autopar.errors import ConfigError
 from autopar.plan import LayerStrategy, PlanRecord, StagePlan
 from autopar.report.lines import item, table, wrap
-from autopar.report.strategy import strategy_text, strategy_words
+from autopar.report.strategy import most_common, name_span, strategy_text
 from autopar.report.units import count_text, gib_text, seconds_text, share_text
 
 ORDER = ("parameters", "gradients", "optimizer", "activations", "transient", "reserve")
@@ -65,22 +64,11 @@ def _chosen(record: PlanRecord) -> Iterator[str]:
     stages = f"{record.pp_degree} stages ({record.schedule})" if record.pp_degree > 1 else "one stage"
     yield "Chosen"
     yield from item("devices", f"{used}{idle}, {stages}")
-    yield from item("layers", _most_common(record))
+    yield from item("layers", most_common(record))
     yield from item(
         "microbatches",
         f"{record.num_microbatches} of {record.global_microbatch} sequences ({record.microbatch_size} a data replica)",
     )
-
-
-def _most_common(record: PlanRecord) -> str:
-    words = Counter(
-        strategy_words(stage.strategies[index], stage.mesh) for stage in record.stages for index in stage.assignment
-    )
-    (first, layers), *others = words.most_common()
-    if not others:
-        return f"{first} (all {layers} layers)"
-    rest = f"{len(others)} more strategies" if len(others) > 1 else "another strategy"
-    return f"{first} ({layers} of {words.total()} layers, {rest} for the others)"
 
 
 def _stage(record: PlanRecord, number: int) -> Iterator[str]:
@@ -89,7 +77,7 @@ def _stage(record: PlanRecord, number: int) -> Iterator[str]:
     yield f"Stage {number}: {len(stage.devices)} devices {_ranks(stage.devices)}, mesh {mesh}"
     for first, last, strategy in _groups(stage):
         names = record.layer_names[stage.first_layer + first : stage.first_layer + last + 1]
-        yield from wrap(f"{_span(names)}: {strategy_text(strategy, stage.mesh)}", "  ", "    ")
+        yield from wrap(f"{name_span(names)}: {strategy_text(strategy, stage.mesh)}", "  ", "    ")
 
 
 def _groups(stage: StagePlan) -> Iterator[tuple[int, int, LayerStrategy]]:
@@ -99,10 +87,6 @@ def _groups(stage: StagePlan) -> Iterator[tuple[int, int, LayerStrategy]]:
         length = len(list(members))
         yield position, position + length - 1, stage.strategies[index]
         position += length
-
-
-def _span(names: tuple[str, ...]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]} ({len(names)} layers)"
 
 
 def _ranks(devices: tuple[int, ...]) -> str:
@@ -164,7 +148,7 @@ def _alternatives(record: PlanRecord) -> Iterator[str]:
         slower = other.step_time_s / record.step_time_s - 1
         yield from wrap(
             f"{number}. {seconds_text(other.step_time_s)} ({slower:+.1%}), {gib_text(other.peak_memory_bytes)}: "
-            f"{other.num_microbatches} microbatches, {_most_common(other)}",
+            f"{other.num_microbatches} microbatches, {most_common(other)}",
             "  ",
             "     ",
         )

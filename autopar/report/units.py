@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 def seconds_text(seconds: float) -> str:
-    """`1.23 s`, `45.6 ms`, `7.89 us`: three digits."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+    """`1.23 s`, `45.6 ms`, `7.89 us`, `1.2 ns`: three digits."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)):
         if abs(seconds) >= size:
             return f"{seconds / size:.3g} {unit}" if seconds / size < 1000 else f"{seconds / size:,.0f} {unit}"
     return "0 s" if seconds == 0 else f"{seconds:.1e} s"
