@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from autopar.emit.torch_private import job_timeout
 from autopar.errors import PlanError
-from autopar.plan import StagePlan
+from autopar.plan import MeshAxis, StagePlan, prime_sizes
 
 Axes = tuple[int, ...]
 """Indices of mesh axes, ascending: several axes act as one, the first outermost."""
+
+
+def make_groups(rows: Sequence[Sequence[int]]) -> dist.ProcessGroup | None:
+    """A group for each row of global ranks; returns the one this rank is in. Collective over the whole job.
+
+    A collective that hangs ends after the job's own timeout (that of `init_process_group`).
+    """
+    world = dist.group.WORLD
+    if world is not None and list(rows[0]) == list(range(world.size())):
+        return world
+    mine, _ = dist.new_subgroups_by_enumeration([list(row) for row in rows], timeout=job_timeout())
+    return mine  # type: ignore[no-any-return]
 
 
 class StageGroups:
@@ -75,12 +90,7 @@ class StageGroups:
         return str(group.group_name) if group is not None else ""
 
     def _make(self, axes: Axes) -> None:
-        rows = self._rows(axes)
-        world = dist.group.WORLD
-        if world is not None and rows[0] == list(range(world.size())):
-            self._groups[axes] = world
-            return
-        mine, _ = dist.new_subgroups_by_enumeration(rows)
+        mine = make_groups(self._rows(axes))
         if mine is not None:
             self._groups[axes] = mine
 
@@ -109,3 +119,10 @@ class StageGroups:
         if key not in self._meshes:
             self._meshes[key] = DeviceMesh.from_group(self.group(axes), self.device.type)  # type: ignore[arg-type]
         return self._meshes[key]
+
+
+def refined(stage: StagePlan) -> StagePlan:
+    """`stage` with a mesh over the prime factors of its axes: such meshes of two stages can be compared."""
+    sizes = prime_sizes(tuple(axis.size for axis in stage.mesh))
+    axes = tuple(MeshAxis(f"d{i}", size, prod(sizes[i + 1 :])) for i, size in enumerate(sizes))
+    return replace(stage, mesh=axes)

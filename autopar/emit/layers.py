@@ -31,8 +31,9 @@ class ParameterHolder(nn.Module):
 class LayerModule(ParameterHolder):
     """One layer of the model, the `index`-th.
 
-    `sources` gives the parameters and buffers in the order of the program, as local tensors. Under `recompute` only
-    the layer's inputs are kept for the backward pass, in which it is run once more.
+    `sources` gives the parameters and buffers in the order of the program, as local tensors. `updates` are buffers with
+    the places of their new values among the outputs; they are put in place in training, once a forward pass. Under
+    `recompute` only the layer's inputs are kept for the backward pass, in which it is run once more.
     """
 
     def __init__(self, index: int, code: ProgramCode, recompute: bool) -> None:
@@ -41,6 +42,7 @@ class LayerModule(ParameterHolder):
         self.code = code
         self.recompute = recompute
         self.sources: list[Callable[[], Tensor]] = []
+        self.updates: list[tuple[Tensor, int]] = []
 
     def forward(self, batch: int, draw: Tensor | None, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The layer's outputs at a global microbatch of `batch` samples; all tensors are local."""
@@ -50,8 +52,12 @@ class LayerModule(ParameterHolder):
         operands = [draw, *(source() for source in self.sources), *inputs]
         if self.recompute and torch.is_grad_enabled():
             # Code draws no random numbers of torch's own: dropout masks are a function of `draw`.
-            return checkpoint(code, *operands, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
-        return code(*operands)  # type: ignore[no-any-return]
+            outputs = checkpoint(code, *operands, use_reentrant=False, preserve_rng_state=False)
+        else:
+            outputs = code(*operands)
+        for buffer, place in self.updates if self.training else ():
+            buffer.copy_(outputs[place])
+        return outputs  # type: ignore[no-any-return]
 
 
 class StageModule(ParameterHolder):
@@ -74,7 +80,7 @@ class StageModule(ParameterHolder):
 
         `draw` says what dropout masks to draw; `on_backward` is called when a backward pass from the loss has ended.
         """
-        loss = self._route.run(values, lambda i, inputs: self.layers[i](batch, draw, *inputs))
+        (loss,) = self._route.run(values, lambda i, inputs: self.layers[i](batch, draw, *inputs))
         # Inside the root's forward, so that FSDP's own callback, queued by its hooks on the root's output, comes first.
         return loss if on_backward is None else OnBackward.apply(loss, on_backward)  # type: ignore[no-untyped-call]
 

@@ -37,14 +37,14 @@ class Hop:
 
 @dataclass(frozen=True)
 class Route:
-    """All hops on the way to the value `goal`, and its own changes of layout at the end."""
+    """All hops on the way to the values `goals`, and their own changes of layout at the end."""
 
     hops: tuple[Hop, ...]
-    goal: str
+    goals: tuple[str, ...]
     relays: tuple[tuple[str, Callable[[Tensor], Tensor]], ...]
 
-    def run(self, values: dict[str, Tensor], run_layer: RunLayer) -> Tensor:
-        """The goal, from the values that arrive."""
+    def run(self, values: dict[str, Tensor], run_layer: RunLayer) -> tuple[Tensor, ...]:
+        """The goals, from the values that arrive."""
         values = dict(values)
         for i, hop in enumerate(self.hops):
             for name, relay in hop.relays:
@@ -55,7 +55,7 @@ class Route:
                 values.pop(name, None)
         for name, relay in self.relays:
             values[name] = relay(values[name])
-        return values[self.goal]
+        return tuple(values[n] for n in self.goals)
 
 
 def crossing_layout(graph: OpGraph, main: str, layout: Layout, name: str) -> Layout:
@@ -64,9 +64,9 @@ def crossing_layout(graph: OpGraph, main: str, layout: Layout, name: str) -> Lay
 
 
 def plan_route(
-    graph: OpGraph, visits: Sequence[Visit], arrival: dict[str, Layout], goal: str, layout: Layout, groups: StageGroups
+    graph: OpGraph, visits: Sequence[Visit], arrival: dict[str, Layout], goals: dict[str, Layout], groups: StageGroups
 ) -> Route:
-    """The route to `goal` in `layout`; `arrival` are the layouts the model's inputs arrive in.
+    """The route to `goals`, each in its layout; `arrival` are the layouts in which values from elsewhere arrive.
 
     Makes the process groups it needs. Raises PlanError where a value can't be put where a layer needs it.
     """
@@ -84,6 +84,6 @@ def plan_route(
         relays = lay(visit.inputs, visit.input_layouts)
         lies.update(zip(visit.outputs, visit.output_layouts, strict=True))
         touched = dict.fromkeys((*visit.inputs, *visit.outputs))
-        dead = tuple(n for n in touched if last_read.get(n, -1) <= i and n != goal)
+        dead = tuple(n for n in touched if last_read.get(n, -1) <= i and n not in goals)
         hops.append(Hop(visit, relays, dead))
-    return Route(tuple(hops), goal, lay([goal], [layout]))
+    return Route(tuple(hops), tuple(goals), lay(list(goals), list(goals.values())))

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
+
+
+def job_timeout() -> timedelta:
+    """How long a collective of the default process group may take; groups made later don't inherit it."""
+    world = dist.group.WORLD
+    if world is None:
+        raise RuntimeError("there is no default process group")
+    kind = torch.device("cuda" if "nccl" in str(dist.get_backend()) else "cpu")
+    timeout: timedelta = world._get_backend(kind).options._timeout
+    return timeout
 
 
 def at_end_of_backward(callback: Callable[[], None]) -> None:
