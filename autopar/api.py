@@ -202,20 +202,25 @@ def profile(
     """Time, on a device of this machine, the operators that planning `model` for `cluster` asks for.
 
     `device` is cuda where there is one, else cpu. What this machine has timed before is not timed again. The result is
-    what `plan(profile=...)` takes once it is saved. Raises as `plan` does.
+    what `plan(profile=...)` takes once it is saved. Under torchrun the call is collective and all ranks time at once.
+    Raises as `plan` does.
     """
     from autopar.cost.measured import MeasuredPricer
     from autopar.cost.roofline import RooflinePricer
     from autopar.formulate.planner import Planner
     from autopar.measure.session import measuring
-    from autopar.ranks import device_named
+    from autopar.ranks import device_named, on_rank_0
 
     request, where = Asked(model, cluster, global_batch, dtype, name=name).checked()
-    graph = _trace(model, example_inputs, request.policy, loss_fn)
-    with measuring(device_named(device)) as session:
-        pricer = MeasuredPricer.on_this_machine(RooflinePricer(where), session)
-        Planner(graph, where, pricer, request).plan()
-        return pricer.profile
+
+    def work() -> Profile:
+        graph = _trace(model, example_inputs, request.policy, loss_fn)
+        with measuring(device_named(device)) as session:
+            pricer = MeasuredPricer.on_this_machine(RooflinePricer(where), session)
+            Planner(graph, where, pricer, request).plan()
+            return pricer.profile
+
+    return on_rank_0(work)
 
 
 def register_rule(target: str, line: str, example: Sequence[Any] | None = None) -> None:
@@ -247,7 +252,7 @@ def _priced(
 ) -> Plan:
     """Trace, price and answer; on rank 0 for all ranks where this machine is planned for."""
     from autopar.formulate.planner import Planner
-    from autopar.ranks import on_rank_0, pricing
+    from autopar.ranks import LOCAL, on_rank_0, pricing
 
     request, cluster = asked.checked()
 
@@ -258,7 +263,7 @@ def _priced(
         with pricing(cluster, profile) as pricer:
             return answer(Planner(graph, cluster, pricer, request, trace_s))
 
-    return Plan(on_rank_0(work, cluster))
+    return Plan(on_rank_0(work) if cluster.name == LOCAL else work())
 
 
 def _require_device(record: PlanRecord) -> None:

@@ -15,10 +15,10 @@ from autopar.cluster import Cluster, load_cluster
 from autopar.cost.measured import MeasuredPricer
 from autopar.cost.pricer import Pricer
 from autopar.cost.roofline import RooflinePricer
-from autopar.errors import AutoparError, ConfigError
+from autopar.errors import ConfigError
 from autopar.measure.local import local_cluster
 from autopar.measure.profile import Profile
-from autopar.measure.session import measuring, serve
+from autopar.measure.session import lead, measuring, serve
 
 LOCAL = "local"
 Result = TypeVar("Result")
@@ -71,22 +71,12 @@ def find_cluster(cluster: Cluster | str | Path) -> Cluster:
     return load_cluster(str(cluster))
 
 
-def on_rank_0(work: Callable[[], Result], cluster: Cluster) -> Result:
+def on_rank_0(work: Callable[[], Result]) -> Result:
     """Do `work` on rank 0, give every rank its result; the others time operators meanwhile if rank 0 asks.
 
-    Outside a job, and for clusters other than `local`, every process just does it. An error of rank 0 is raised on all.
+    Collective over the job. Whatever rank 0 raises is raised on all. Outside a job the process just does it.
     """
-    if cluster.name != LOCAL or join_job() == 1:
+    if join_job() == 1:
         return work()
-    box: list[Result | AutoparError | None] = [None]
-    if dist.get_rank() == 0:
-        try:
-            box = [work()]
-        except AutoparError as error:
-            box = [error]
-    else:
-        serve(local_device())
-    dist.broadcast_object_list(box, 0, device=local_device())
-    if isinstance(box[0], AutoparError):
-        raise box[0]
-    return box[0]  # type: ignore[return-value]
+    result: Result = lead(work, local_device()) if dist.get_rank() == 0 else serve(local_device())
+    return result

@@ -1,15 +1,16 @@
 """Who times: this process alone, or all ranks of the job at the same moment, as busy as the plan will have them.
 
-Under torchrun rank 0 plans and asks for times inside `measuring`; every other rank calls `serve` and times the same
-keys until rank 0 is done.
+Under torchrun rank 0 does its work in `lead` and every other rank is in `serve` meanwhile. Rank 0 tells them in
+messages: `time` these keys with me, I am `done` with this result, or I have `failed` with this exception.
 """
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -38,22 +39,48 @@ class Session(Protocol):
         ...
 
 
+Message: TypeAlias = tuple[str, Any]
+"""What rank 0 tells the others: `time` and keys, `done` and a result, or `failed` and an exception."""
+Result = TypeVar("Result")
+
+
 @contextmanager
 def measuring(device: torch.device) -> Iterator[Session]:
-    """A session on `device`: with all ranks of the job where there is one (this being rank 0), else alone."""
-    if not _in_job():
-        yield Alone(device)
-        return
+    """A session on `device`: with all ranks of the job where there is one (this being rank 0 in `lead`), else alone."""
+    yield Together(device) if _in_job() else Alone(device)
+
+
+def lead(work: Callable[[], Result], device: torch.device) -> Result:
+    """On rank 0: do `work` and let the other ranks go, with its result or with whatever it raises."""
     try:
-        yield Together(device)
-    finally:
-        _share(None, device)
+        result = work()
+        pickle.dumps(result)  # what can't be sent must not keep the others waiting
+    except BaseException as error:
+        _share(("failed", _sendable(error)), device)
+        raise
+    _share(("done", result), device)
+    return result
 
 
-def serve(device: torch.device) -> None:
-    """On ranks other than 0: time whatever rank 0 times, until it leaves `measuring`."""
-    while (task := _share(None, device)) is not None:
-        _time_together(task, device)
+def serve(device: torch.device) -> Any:
+    """On ranks other than 0: time whatever rank 0 times; returns its result, or raises what it raises."""
+    while True:
+        kind, content = _share(None, device)
+        if kind == "time":
+            _time_together(content, device)
+        elif kind == "done":
+            return content
+        else:
+            raise content
+
+
+def _sendable(error: BaseException) -> BaseException:
+    """`error`, or one that says the same where it can't be sent."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # a class may refuse in any way
+        return RuntimeError(f"rank 0 failed with {type(error).__name__}: {error}")
+    return error
 
 
 class Alone:
@@ -98,7 +125,7 @@ class Together:
     def _time(self, keys: list[Key]) -> dict[Key, Timing]:
         if not keys:
             return {}
-        _share(keys, self._device)
+        _share(("time", keys), self._device)
         return dict(zip(keys, _time_together(keys, self._device), strict=True))
 
 
@@ -114,11 +141,12 @@ def _in_job() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def _share(task: list[Any] | None, device: torch.device) -> list[Any] | None:
-    """Rank 0's task, on every rank; None releases them."""
-    box = [task]
+def _share(message: Message | None, device: torch.device) -> Message:
+    """Rank 0's message, on every rank."""
+    box: list[Any] = [message]
     dist.broadcast_object_list(box, 0, device=device)
-    return box[0]
+    found: Message = box[0]
+    return found
 
 
 def _time_together(keys: Sequence[OpKey] | Sequence[CollectiveKey], device: torch.device) -> list[Timing]:

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.distributed as dist
 
+from autopar.errors import TraceError
 from autopar.graph import CollectiveKey, Operand, OpKey
 from autopar.measure.collectives import group_members
 from autopar.measure.profile import Timing
-from autopar.measure.session import measuring, serve
+from autopar.measure.session import measuring
+from autopar.ranks import on_rank_0
 from tests.pool import Pool
 
 PRODUCT = OpKey("aten.mm.default", (Operand((32, 32), "float32", True), Operand((32, 32), "float32", True)))
@@ -17,26 +20,55 @@ COLLECTIVES = [
 ]
 
 
-def together() -> tuple[int, dict[OpKey, Timing], dict[CollectiveKey, Timing]]:
-    device = torch.device("cpu")
-    if dist.get_rank() != 0:
-        serve(device)
-        return (0, {}, {})
-    with measuring(device) as session:
+CPU = torch.device("cpu")
+
+
+def timed() -> tuple[int, dict[OpKey, Timing], dict[CollectiveKey, Timing]]:
+    with measuring(CPU) as session:
         return session.environment.busy_ranks, session.ops([PRODUCT]), session.collectives(COLLECTIVES)
 
 
-def fails_while_measuring() -> str:
-    device = torch.device("cpu")
-    if dist.get_rank() != 0:
-        serve(device)
-        return "released"
-    try:
-        with measuring(device) as session:
+def together() -> tuple[int, dict[OpKey, Timing], dict[CollectiveKey, Timing]]:
+    return on_rank_0(timed)
+
+
+class Unsendable(Exception):
+    """An error that can't be rebuilt from its text."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+def fail(error: str, measure: bool) -> None:
+    if measure:
+        with measuring(CPU) as session:
             session.ops([PRODUCT])
-            raise ZeroDivisionError
-    except ZeroDivisionError:
-        return "released"
+            fail(error, False)
+    if error == "unsendable":
+        raise Unsendable(1, 2)
+    raise {"trace": TraceError, "zero": ZeroDivisionError, "interrupt": KeyboardInterrupt}[error]("said by rank 0")
+
+
+def seen(error: str, measure: bool) -> tuple[str, str]:
+    """What a rank sees of a failure on rank 0; afterwards ranks still understand each other."""
+    try:
+        on_rank_0(lambda: fail(error, measure))
+    except BaseException as found:
+        text = str(found)
+        return type(found).__name__, on_rank_0(lambda: text)
+    return "nothing", ""
+
+
+def without_asking() -> str:
+    return on_rank_0(lambda: f"planned by {dist.get_rank()}")
+
+
+def unsendable_result() -> str:
+    try:
+        on_rank_0(lambda: lambda: None)
+    except Exception as found:
+        return type(found).__name__
+    return "nothing"
 
 
 def test_all_ranks_time_the_same_keys(pool: Pool) -> None:
@@ -49,9 +81,27 @@ def test_all_ranks_time_the_same_keys(pool: Pool) -> None:
     assert all(t.forward_s > 0 for t in collectives.values())
 
 
-def test_ranks_are_released_when_planning_fails(pool: Pool) -> None:
-    """An error on rank 0 while it measures leaves no rank waiting."""
-    assert pool.run(2, fails_while_measuring) == ["released"] * 2
+@pytest.mark.parametrize("measure", [False, True])
+@pytest.mark.parametrize(
+    ("error", "kinds"),
+    [
+        ("trace", ["TraceError"] * 2),
+        ("zero", ["ZeroDivisionError"] * 2),
+        ("interrupt", ["KeyboardInterrupt"] * 2),
+        ("unsendable", ["Unsendable", "RuntimeError"]),
+    ],
+)
+def test_failures_of_rank_0_reach_all(pool: Pool, error: str, kinds: list[str], measure: bool) -> None:
+    """Whatever rank 0 raises, before it measures or while it does, is raised on every rank: none is left waiting."""
+    found = pool.run(2, seen, error, measure, timeout_s=30)
+    assert [kind for kind, _ in found] == kinds
+    assert found[0][1] == found[1][1]
+
+
+def test_planning_without_timing(pool: Pool) -> None:
+    """Rank 0 may be done without having timed anything (a profile was given), or with what can't be sent."""
+    assert pool.run(3, without_asking) == ["planned by 0"] * 3
+    assert len(set(pool.run(2, unsendable_result))) == 1
 
 
 def test_groups_of_a_shape() -> None:
