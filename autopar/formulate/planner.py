@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import inf, prod
+from math import ceil, inf, prod
 
 from autopar.cluster import Cluster
 from autopar.cost.pricer import Pricer
@@ -22,7 +22,6 @@ from autopar.formulate.tables import RelayoutPrices, Setting
 from autopar.graph import OpGraph
 from autopar.plan import Fingerprint, MeshAxis, PlanRecord, Request
 
-GIB = 1 << 30
 LEANEST_TRIED = 4
 """Scenarios solved to say how much memory would do."""
 
@@ -158,9 +157,15 @@ class Planner:
             return f"no legal plan on {self.request.devices} devices; {answer.knob}"
         return (
             f"memory is the binding limit: every plan on {self.request.devices} x {self.cluster.device.name} "
-            f"needs at least {least / GIB:.2f} GiB of tensors a device, the limit is {self.limit_bytes / GIB:.2f} GiB. "
-            f"The smallest change that would do: a memory limit of {least / GIB:.2f} GiB, or more devices."
+            f"needs at least {_size(least)} of tensors a device, the limit is {_size(self.limit_bytes)}. "
+            f"The smallest change that would do: a memory limit of {_size(least)}, or more devices."
         )
+
+
+def _size(size_bytes: float) -> str:
+    """Bytes in a unit, rounded up: what is written, given as a limit, is enough."""
+    unit, name = (1 << 30, "GiB") if size_bytes >= 1 << 30 else (1 << 20, "MiB")
+    return f"{ceil(100 * size_bytes / unit) / 100:.2f} {name}"
 
 
 def _as_engine_scenario(scenario: StageScenario) -> Scenario[SolvedScenario]:
