@@ -69,8 +69,28 @@ class Plan:
         raise ConfigError(f"report={path}: HTML reports are not in this version; use explain()")
 
     def timeline(self, path: str | Path) -> None:
-        """Not in this version: raises ConfigError."""
-        raise ConfigError(f"timeline={path}: timelines are not in this version; use explain()")
+        """Write the predicted step as a trace that Perfetto (ui.perfetto.dev) shows."""
+        from autopar.report.timeline import write_timeline
+
+        write_timeline(self.record, Path(path))
+
+    def check(self, cluster: Cluster | str | Path, profile: str | Path | None = None) -> Plan:
+        """The same plan with the figures it has on `cluster`, from the plan alone; `lower_bound_s` is then None.
+
+        Raises InfeasibleError where it doesn't fit the memory there, PlanError where there are too few devices.
+        """
+        from autopar.formulate.recost import recost, require_fit
+        from autopar.ranks import LOCAL, find_cluster, on_rank_0, pricing
+
+        where = find_cluster(cluster)
+
+        def work() -> PlanRecord:
+            with pricing(where, profile) as pricer:
+                return recost(self.record, pricer)
+
+        found = on_rank_0(work) if where.name == LOCAL else work()
+        require_fit(found, where)
+        return Plan(found)
 
     def explain(self) -> str:
         """What was asked, chosen and predicted, and why, in text."""

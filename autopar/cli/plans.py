@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from autopar.cli.answer import Answer, cluster_of, unavailable
+from autopar.cli.answer import Answer, cluster_of, unavailable, work
 from autopar.cli.options import ClusterName, Json, PlanFile
 
 
@@ -29,12 +29,16 @@ def diff(plan: PlanFile, other: PlanFile, as_json: Json = False) -> Answer:
     return Answer(words(first, second), diff_data(first, second), as_json)
 
 
-def check(plan: PlanFile, cluster: ClusterName) -> Answer:
-    """Predict a plan anew for a cluster."""
+def check(plan: PlanFile, cluster: ClusterName, as_json: Json = False) -> Answer:
+    """Predict a plan anew for a cluster, from the plan alone."""
     from autopar.plan import PlanRecord
 
-    PlanRecord.load(plan), cluster_of(cluster, None)
-    unavailable("check", "run `autopar estimate` with the plan's configuration")
+    record, where = PlanRecord.load(plan), cluster_of(cluster, None)
+    with work():
+        from autopar.api import Plan
+
+        found = Plan(record).check(where)
+    return Answer(found.explain(), found.to_json(), as_json)
 
 
 def export(

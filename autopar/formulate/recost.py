@@ -1,0 +1,74 @@
+"""A plan priced anew for another cluster, from nothing but the plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autopar.cluster import Cluster
+from autopar.cost.layer import figures_of
+from autopar.cost.pricer import Pricer
+from autopar.errors import InfeasibleError, PlanError
+from autopar.formulate.carried import carried_work, layer_costs
+from autopar.formulate.predict import Layers, predict, shares
+from autopar.plan import PlanRecord
+
+GIB = 1 << 30
+
+
+def recost(record: PlanRecord, pricer: Pricer) -> PlanRecord:
+    """The plan with the figures it has on the pricer's cluster; what was chosen stays.
+
+    Raises PlanError where the cluster has too few devices or the plan is of a version that carries no costs.
+    """
+    cluster = pricer.cluster
+    used = len({device for stage in record.stages for device in stage.devices})
+    if used > cluster.devices:
+        raise PlanError(f"the plan runs on {used} devices, {cluster.name} has {cluster.devices}: name a larger one.")
+    layers = [
+        Layers(cost.run, figures_of(work, pricer), cost.count)
+        for cost, work in zip(record.costs.layers, carried_work(record.costs), strict=True)
+    ]
+    found = predict(layers, record.num_microbatches, cluster.device.reserve_bytes)
+    step_s, peak_bytes = found.step_time_s, sum(found.memory.values())
+    faster = record.step_time_s / step_s
+    rate = record.tflops_per_device * faster
+    best = cluster.device.peak_flops_per_s.get(record.request.policy.compute)
+    return replace(
+        record,
+        request=replace(record.request, cluster=cluster.name, device=cluster.device.name, devices=cluster.devices),
+        fingerprint=replace(record.fingerprint, profile=pricer.identity(), device=cluster.device.name),
+        step_time_s=step_s,
+        tokens_per_s=_times(record.tokens_per_s, faster),
+        tokens_per_s_per_device=_times(record.tokens_per_s_per_device, faster),
+        tflops_per_device=rate,
+        mfu=rate * 1e12 / best if best else None,
+        peak_memory_bytes=peak_bytes,
+        peak_tensor_bytes=peak_bytes - found.memory["reserve"],
+        memory_by_category=found.memory,
+        feasible=peak_bytes <= cluster.device.usable_bytes,
+        exposed_comm_s=found.by_kind_s.get("communication", 0.0),
+        lower_bound_s=None,
+        gap=None,
+        cost_sources=shares(found.by_source_s),
+        assumptions=(*record.assumptions, f"chosen for {record.request.cluster}, priced anew for {cluster.name}"),
+        energy_j=_times(cluster.device.power_w, used * step_s),
+        time_by_kind_s=found.by_kind_s,
+        costs=layer_costs([layers]),
+        alternatives=(),
+    )
+
+
+def require_fit(record: PlanRecord, cluster: Cluster) -> None:
+    """Raise InfeasibleError, naming the limit and what would do, unless the plan fits the cluster's memory."""
+    device = cluster.device
+    if record.peak_memory_bytes > device.usable_bytes:
+        raise InfeasibleError(
+            f"memory is the binding limit: the plan needs {record.peak_memory_bytes / GIB:.2f} GiB on the fullest "
+            f"device ({record.memory_by_category['reserve'] / GIB:.2f} GiB of it reserve), {device.name} has "
+            f"{device.usable_bytes / GIB:.2f} GiB usable. Plan anew for this cluster with `autopar plan`, or check on "
+            "devices with that much memory."
+        )
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor

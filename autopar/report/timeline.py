@@ -1,0 +1,142 @@
+"""A step of a plan in time, as a Chrome trace that Perfetto (ui.perfetto.dev) shows.
+
+A stage is a process in the trace, with a lane for what its devices compute and one for the communication that nothing
+hides. All devices of a stage do the same at the same time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autopar.errors import PlanError
+from autopar.plan import LayerCost, PlanRecord, write_atomically
+from autopar.report.strategy import name_span
+
+LANES = ("compute", "communication")
+FORWARD, BACKWARD = "forward", "backward"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A stage running a microbatch one way (`forward` or `backward`)."""
+
+    stage: int
+    microbatch: int
+    way: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that takes time on a lane of a stage; `microbatch` is None for what is done once a step."""
+
+    stage: int
+    lane: str
+    kind: str
+    name: str
+    start_s: float
+    duration_s: float
+    microbatch: int | None = None
+
+
+def write_timeline(record: PlanRecord, path: Path) -> None:
+    """Write the step to a file; raises PlanError for a plan that doesn't carry the costs of its layers."""
+    titles = [f"stage {i}: devices {_span(stage.devices)}" for i, stage in enumerate(record.stages)]
+    write_atomically(path, json.dumps(chrome_trace(step_events(record), titles)) + "\n")
+
+
+def chrome_trace(events: Sequence[Event], stages: Sequence[str]) -> dict[str, Any]:
+    """Trace events as Perfetto reads them, times in microseconds; `stages` are the titles of the stages."""
+    found: list[dict[str, Any]] = []
+    for number, title in enumerate(stages):
+        found.append({"ph": "M", "name": "process_name", "pid": number, "args": {"name": title}})
+        found += [
+            {"ph": "M", "name": "thread_name", "pid": number, "tid": lane, "args": {"name": name}}
+            for lane, name in enumerate(LANES)
+        ]
+    for event in events:
+        arguments = {} if event.microbatch is None else {"microbatch": event.microbatch}
+        found.append({
+            "ph": "X", "name": event.name, "cat": event.kind, "pid": event.stage, "tid": LANES.index(event.lane),
+            "ts": event.start_s * 1e6, "dur": event.duration_s * 1e6, "args": arguments,
+        })  # fmt: skip
+    return {"traceEvents": found, "displayTimeUnit": "ms"}
+
+
+def step_events(record: PlanRecord) -> list[Event]:
+    """Everything that takes time in a step, stage by stage in order of time."""
+    if not record.costs.layers:
+        raise PlanError("the plan doesn't carry what its layers cost: make it anew with this autopar")
+    named = [_named_costs(record, stage) for stage in range(len(record.stages))]
+    events: list[Event] = []
+    ends = [0.0] * len(named)
+    for slot in slots(record):
+        events += _passes(slot, named[slot.stage])
+        ends[slot.stage] = max(ends[slot.stage], slot.end_s)
+    for stage, costs in enumerate(named):
+        events += _step(stage, costs, ends[stage])
+    return events
+
+
+def slots(record: PlanRecord) -> Iterator[Slot]:
+    """When each stage runs each microbatch: on one stage one after the other, forward and backward."""
+    at_s = 0.0
+    for microbatch in range(record.num_microbatches):
+        for way in (FORWARD, BACKWARD):
+            seconds = sum(cost.count * _pass_s(cost, way) for cost in record.costs.layers)
+            yield Slot(0, microbatch, way, at_s, at_s + seconds)
+            at_s += seconds
+
+
+Named = list[tuple[str, LayerCost]]
+
+
+def _named_costs(record: PlanRecord, stage: int) -> Named:
+    """Costs of the layers of a stage under the names of these layers."""
+    found, first = [], record.stages[stage].first_layer
+    for cost in record.costs.layers:
+        if cost.stage == stage:
+            found.append((name_span(record.layer_names[first : first + cost.count]), cost))
+            first += cost.count
+    return found
+
+
+def _pass_s(cost: LayerCost, way: str) -> float:
+    """Seconds of one layer one way, all kinds together."""
+    return sum(cost.pass_s.get(part, 0.0) for part in _parts(way))
+
+
+def _parts(way: str) -> tuple[str, ...]:
+    """Parts of a pass in the order in which they are shown."""
+    return (FORWARD, "forward communication") if way == FORWARD else ("recompute", BACKWARD, "backward communication")
+
+
+def _passes(slot: Slot, costs: Named) -> Iterator[Event]:
+    at_s = slot.start_s
+    for name, cost in costs if slot.way == FORWARD else reversed(costs):
+        for part in _parts(slot.way):
+            seconds = cost.count * cost.pass_s.get(part, 0.0)
+            lane = LANES[part.endswith("communication")]
+            if seconds > 0:
+                yield Event(slot.stage, lane, part, f"{part} {name}", at_s, seconds, slot.microbatch)
+            at_s += seconds
+
+
+def _step(stage: int, costs: Named, start_s: float) -> Iterator[Event]:
+    """What is done once a step, by kind: gradients are summed first, then parameters updated."""
+    for kind in ("compute", "communication", "optimizer"):
+        seconds = sum(cost.count * cost.step_s.get(kind, 0.0) for _, cost in costs)
+        lane = LANES[kind == "communication"]
+        if seconds > 0:
+            name = "optimizer step" if kind == "optimizer" else f"gradients: {kind}"
+            yield Event(stage, lane, kind, name, start_s, seconds)
+        start_s += seconds
+
+
+def _span(devices: Sequence[int]) -> str:
+    return str(devices[0]) if len(devices) == 1 else f"{devices[0]}-{devices[-1]}"

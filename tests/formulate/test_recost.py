@@ -1,0 +1,77 @@
+"""Plans priced anew from themselves."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import autopar
+from autopar.cluster import load_cluster
+from autopar.cost.roofline import RooflinePricer
+from autopar.errors import InfeasibleError, PlanError
+from autopar.formulate.recost import recost
+from autopar.plan import CarriedCosts
+from autopar.trace.spec import load_model
+
+SPEC = "gpt:layers=3,hidden=64,heads=2,vocab=128,seq=32"
+CONFIGS = ("dp=4,zero=3,microbatch_size=2", "dp=2,tp=2,sp=1,zero=1,recompute=full", "tp=2,dp=2,microbatch_size=8")
+FIGURES = ("step_time_s", "time_by_kind_s", "tokens_per_s", "tflops_per_device", "mfu", "memory_by_category",
+           "peak_tensor_bytes", "cost_sources", "exposed_comm_s", "feasible", "energy_j")  # fmt: skip
+
+
+def estimated(config: str, cluster: str) -> autopar.Plan:
+    """A hand-written plan of a small GPT."""
+    loaded, wanted = load_model(SPEC), autopar.ManualConfig.parse(config)
+    assert isinstance(loaded.inputs, dict)
+    return autopar.estimate(loaded.model, loaded.inputs, cluster=cluster, global_batch=16, config=wanted)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_check_is_an_estimate_on_the_other_cluster(config: str, tmp_path: Path) -> None:
+    """A plan made for A100s, read from its file and checked on H100s, has the figures of an estimate there."""
+    estimated(config, "4xa100-80gb").save(tmp_path / "plan.json")
+    checked = autopar.Plan.load(tmp_path / "plan.json").check("2x2xh100-80gb")
+    there = estimated(config, "2x2xh100-80gb")
+    for name in FIGURES:
+        assert getattr(checked, name) == pytest.approx(getattr(there, name), rel=1e-12), name
+    assert (checked.request.cluster, checked.fingerprint) == ("2x2xh100-80gb", there.fingerprint)
+
+
+def test_check_where_it_was_made_changes_nothing() -> None:
+    """On its own cluster a plan costs what it cost."""
+    plan = estimated(CONFIGS[1], "4xa100-80gb")
+    again = recost(plan.record, RooflinePricer(load_cluster("4xa100-80gb")))
+    assert again.step_time_s == pytest.approx(plan.step_time_s, rel=1e-12)
+    assert again.memory_by_category == plan.memory_by_category
+    assert asdict(again.costs) == asdict(plan.costs)
+
+
+def test_what_does_not_fit_there() -> None:
+    """Too little memory is said with the bytes needed, too few devices with both numbers."""
+    plan = estimated(CONFIGS[0], "4xa100-80gb")
+    small = load_cluster("4xa100-80gb")
+    small = replace(small, device=replace(small.device, usable_bytes=1 << 20))
+    with pytest.raises(InfeasibleError, match=r"needs 3\.\d\d GiB .* has 0\.00 GiB usable"):
+        plan.check(small)
+    with pytest.raises(PlanError, match="runs on 4 devices, 2xa100-80gb has 2"):
+        plan.check("2xa100-80gb")
+
+
+def test_plans_without_costs_are_refused() -> None:
+    """A plan of a version that carried no costs says so."""
+    plan = estimated(CONFIGS[0], "4xa100-80gb")
+    bare = autopar.Plan(replace(plan.record, costs=CarriedCosts()))
+    with pytest.raises(PlanError, match="make it anew"):
+        bare.check("4xa100-80gb")
+
+
+def test_a_model_made_in_python_is_checked_alike() -> None:
+    """No specification that could be loaded again is needed."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    plan = autopar.estimate(
+        model, (torch.randn(2, 8),), cluster="2xa100-80gb", global_batch=4, config=autopar.ManualConfig(dp=2)
+    )
+    assert plan.check("2xa100-80gb").step_time_s == pytest.approx(plan.step_time_s, rel=1e-12)
