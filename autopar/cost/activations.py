@@ -13,21 +13,22 @@ from math import prod
 
 from autopar.cost.work import is_pointwise, passes_gradient
 from autopar.graph import DTYPE_BYTES, LayerClass, local_shape
-from autopar.shard.factors import LINEAR
 from autopar.shard.program import Program, Relayout, Step
+from autopar.shard.saved import inner_saved_bytes, saved_names
 
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes on one device: kept for the backward, of the layer's inputs, and the most needed at once beyond `saved`.
+    """Bytes on one device: kept for the backward, and the most needed at once beyond that while the layer runs.
 
-    `inputs_saved` is the part of `saved` that is the layer's own inputs.
+    `recomputed_saved` and `recomputed_transient` are the same where only inputs are kept and the layer runs again in
+    its backward.
     """
 
     saved: int
-    inputs: int
-    inputs_saved: int
     transient: int
+    recomputed_saved: int
+    recomputed_transient: int
 
 
 def activations(
@@ -35,19 +36,24 @@ def activations(
     batch: int,
     held: frozenset[str] = frozenset(),
     unread: frozenset[int] = frozenset(),
+    promised: frozenset[int] = frozenset(),
     accumulates: bool = False,
 ) -> Activations:
     """Activations of `program` at a global microbatch of `batch` samples.
 
-    `held` names inputs that an earlier layer saves already: they cost nothing here. `unread` are positions of
-    outputs for which no gradient comes back. With `accumulates`, a parameter's new gradient exists beside the sum it
-    is added to.
+    `held` names inputs that an earlier layer keeps: they cost nothing here. `promised` are positions, among inputs and
+    then outputs, of what later layers take to be kept by this one: it counts here, however the layer is run. `unread`
+    are positions of outputs for which no gradient comes back. With `accumulates`, a parameter's new gradient exists
+    beside the sum it is added to.
     """
     walk = _Walk(program, batch, held, unread, accumulates)
-    saved = walk.bytes_of(walk.saved) + sum(walk.extra_saved)
-    inputs = {walk.storage[name] for name in program.inputs}
+    ends = [walk.storage[name] for name in (*program.inputs, *program.outputs)]
+    inputs, owed = set(ends[: len(program.inputs)]), {ends[i] for i in promised}
+    saved = walk.bytes_of(walk.saved | owed) + sum(walk.extra_saved)
+    again = walk.bytes_of(inputs | owed)
     peak = max(walk.forward_peak(), walk.backward_peak())
-    return Activations(saved, walk.bytes_of(inputs), walk.bytes_of(inputs & walk.saved), max(0, peak - saved))
+    whole_peak = peak + walk.bytes_of(inputs - walk.saved)
+    return Activations(saved, max(0, peak - saved), again, max(0, whole_peak - again))
 
 
 def outputs_saved(layer: LayerClass) -> frozenset[str]:
@@ -108,16 +114,10 @@ class _Walk:
         return [self._extra(step) for step in self.program.steps]
 
     def _kept_by(self, step: Step) -> set[str]:
-        if isinstance(step, Relayout):
-            return set()
-        read_as = dict(zip(step.op.operands, step.operands, strict=True))
-        return {self.storage[read_as.get(name, name)] for name in step.op.saved.values}
+        return set() if isinstance(step, Relayout) else {self.storage[name] for name in saved_names(step)}
 
     def _extra(self, step: Step) -> int:
-        if isinstance(step, Relayout):
-            return 0
-        ways = prod(n for n, factor in zip(self.program.axis_sizes, step.factors, strict=True) if factor.strip(LINEAR))
-        return sum(-(-spec.bytes_at(self.batch) // ways) for spec in step.op.saved.extra)
+        return 0 if isinstance(step, Relayout) else inner_saved_bytes(step, self.program, self.batch)
 
     # --- forward --------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from autopar.cost.activations import Activations, activations
+from autopar.cost.activations import activations
 from autopar.cost.states import HeldParameter, parameter_bytes
 from autopar.graph import DTYPE_BYTES, local_shape
 from autopar.plan import DtypePolicy
@@ -44,31 +44,25 @@ def layer_memory(
     *,
     held: frozenset[str] = frozenset(),
     unread: frozenset[int] = frozenset(),
+    promised: frozenset[int] = frozenset(),
     accumulates: bool = False,
 ) -> LayerMemory:
     """Memory of a lowered layer at a global microbatch of `batch` samples.
 
-    `parameters` are those that count here (`cost/states.py`). `held` names inputs that an earlier layer keeps anyway,
-    `unread` positions of outputs for which no gradient comes back; `accumulates` says that gradients are summed over
-    microbatches.
+    `parameters` are those that count here (`cost/states.py`). `held`, `unread`, `promised`, `accumulates`: see
+    `cost/activations.py`.
     """
-    walked = activations(program, batch, held, unread, accumulates)
-    saved, transient = _recomputed(walked) if recompute == "full" else (walked.saved, walked.transient)
+    walked, again = activations(program, batch, held, unread, promised, accumulates), recompute == "full"
     states = [parameter_bytes(p, policy, optimizer) for p in parameters]
     buffers = sum(_buffer_bytes(program, name, batch) for name in program.buffers)
     return LayerMemory(
         parameters=buffers + round(sum(s.parameters for s in states)),
         gradients=round(sum(s.gradients for s in states)),
         optimizer=round(sum(s.optimizer for s in states)),
-        saved=saved,
-        transient=transient + _gathered_bytes(parameters, policy),
+        saved=walked.recomputed_saved if again else walked.saved,
+        transient=(walked.recomputed_transient if again else walked.transient) + _gathered_bytes(parameters, policy),
         step=_step_bytes(parameters, policy),
     )
-
-
-def _recomputed(walked: Activations) -> tuple[int, int]:
-    """Saved and transient bytes when only the inputs are kept and the layer runs again in its backward."""
-    return walked.inputs, walked.saved - walked.inputs_saved + walked.transient
 
 
 def _buffer_bytes(program: Program, name: str, batch: int) -> int:

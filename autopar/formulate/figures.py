@@ -42,7 +42,8 @@ def layer_figures(
     updated = [prod(p.stored) for p in parameters if p.trained]
     memory = layer_memory(
         program, setting.batch, policy, optimizer, parameters, strategy.recompute,
-        held=run.held, unread=run.unread, accumulates=setting.num_microbatches > 1,
+        held=around.held, unread=run.unread, promised=around.promised,
+        accumulates=setting.num_microbatches > 1,
     )  # fmt: skip
     work = LayerWork(
         layer_demand(program, layer, setting.batch, setting.mesh), _passing(run, strategy, setting), micro, step,

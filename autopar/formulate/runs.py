@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypedDict
 
 from autopar.cost.activations import outputs_saved
 from autopar.formulate.pins import Pins
@@ -29,7 +30,9 @@ class Surroundings:
     class ('' where it does not read or make them). `passing`: specs of values that only pass by.
     `owned`: for each parameter, whether this is the first layer that uses it (only there it counts).
     `tied`: class parameters that other layers use, too; `tied_split`: whether their storage may be split (only if the
-    model has one such parameter). `pins`, `next_pins`: limits on this layer and on the next.
+    model has one such parameter). `pins`, `next_pins`: limits on this layer and on the next. `held`: inputs that an
+    earlier layer keeps for its backward, so that they cost nothing here. `promised`: positions, among inputs and then
+    outputs, of what later layers so count on.
     """
 
     class_index: int
@@ -45,6 +48,8 @@ class Surroundings:
     tied_split: bool
     pins: Pins
     next_pins: Pins
+    held: frozenset[str] = frozenset()
+    promised: frozenset[int] = frozenset()
 
     def states(self, sizes: tuple[int, ...], batch: int) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
         """Possible layouts of the main values in front and behind."""
@@ -60,14 +65,13 @@ class Surroundings:
 class LayerRun:
     """`count` equal consecutive layers from `first_layer` on.
 
-    `held`: inputs that an earlier layer keeps for its backward, so that they cost nothing here. `unread`: positions of
-    outputs that no later layer reads and that aren't the loss, so that no gradient comes back for them.
+    `unread`: positions of outputs that no later layer reads and that aren't the loss, so that no gradient comes back
+    for them.
     """
 
     first_layer: int
     count: int
     around: Surroundings
-    held: frozenset[str]
     unread: frozenset[int]
     layer: LayerClass = field(repr=False)
 
@@ -75,28 +79,46 @@ class LayerRun:
 def layer_runs(graph: OpGraph, pins: Sequence[Pins]) -> tuple[LayerRun, ...]:
     """The model as runs of layers with equal surroundings; `pins[i]` limits layer i."""
     uses = Counter(name for layer in graph.layers for name in dict.fromkeys(layer.params))
-    saved = [outputs_saved(c) for c in graph.classes]
+    holdings = _holdings(graph)
     seen: set[str] = set()
-    kept: set[str] = set()
     read = {name for layer in graph.layers for name in layer.inputs} | {graph.loss}
     runs: list[LayerRun] = []
     for index, layer in enumerate(graph.layers):
-        around, layer_class = _surroundings(graph, index, pins, uses, seen), graph.classes[layer.class_index]
-        held = frozenset(own for name, own in zip(layer.inputs, layer_class.inputs, strict=True) if name in kept)
+        around = replace(_surroundings(graph, index, pins, uses, seen), **holdings[index])
         unread = frozenset(i for i, name in enumerate(layer.outputs) if name not in read)
         first, count = index, 1
-        if runs and (runs[-1].around, runs[-1].held, runs[-1].unread) == (around, held, unread):
+        if runs and (runs[-1].around, runs[-1].unread) == (around, unread):
             last = runs.pop()
             first, count = last.first_layer, last.count + 1
-        runs.append(LayerRun(first, count, around, held, unread, layer_class))
+        runs.append(LayerRun(first, count, around, unread, graph.classes[layer.class_index]))
         seen.update(layer.params)
-        kept.update(
-            n for n, own in zip(layer.inputs, layer_class.inputs, strict=True) if own in saved[layer.class_index]
-        )
-        kept.update(
-            n for n, own in zip(layer.outputs, layer_class.outputs, strict=True) if own in saved[layer.class_index]
-        )
     return tuple(runs)
+
+
+class _Holdings(TypedDict):
+    held: frozenset[str]
+    promised: frozenset[int]
+
+
+def _holdings(graph: OpGraph) -> list[_Holdings]:
+    """For each layer, what an earlier one keeps for it and what it keeps for later ones.
+
+    Who keeps a value is who makes it or reads it first of those with an op that saves it. That layer pays for it
+    whether it is recomputed or not: so the bytes of a layer don't depend on how its neighbours are run.
+    """
+    saved = [outputs_saved(c) for c in graph.classes]
+    last_read = {name: index for index, layer in enumerate(graph.layers) for name in layer.inputs}
+    kept: set[str] = set()
+    found: list[_Holdings] = []
+    for index, layer in enumerate(graph.layers):
+        own = graph.classes[layer.class_index]
+        held = frozenset(mine for name, mine in zip(layer.inputs, own.inputs, strict=True) if name in kept)
+        ends = zip((*layer.inputs, *layer.outputs), (*own.inputs, *own.outputs), strict=True)
+        keeps = [name if mine in saved[layer.class_index] else "" for name, mine in ends]
+        promised = frozenset(i for i, name in enumerate(keeps) if last_read.get(name, -1) > index)
+        found.append(_Holdings(held=held, promised=promised))
+        kept.update(keeps)
+    return found
 
 
 def _surroundings(graph: OpGraph, index: int, pins: Sequence[Pins], uses: Counter[str], seen: set[str]) -> Surroundings:

@@ -31,7 +31,7 @@ def test_hand_computed_layer() -> None:
     """Saved x, h, a (1+4+4); the most at once beyond that is 5: in the gradient of `down`'s product and of gelu."""
     # product: saved 9 + gradient of out 1 + of a 4 = 14; gelu: x and h 5 + of a 4 + of h 4 + of x 1 = 14; 14 - 9 = 5
     found = activations(whole(), BATCH)
-    assert (found.saved, found.inputs, found.inputs_saved, found.transient) == (9 * X, X, X, 5 * X)
+    assert (found.saved, found.transient) == (9 * X, 5 * X)
 
 
 def test_saved_equals_what_torch_saves() -> None:
@@ -160,7 +160,18 @@ def test_tied_parameters_are_owned_once() -> None:
 def test_inputs_saved_by_an_earlier_layer_are_held() -> None:
     """The layer saves its input, so whoever reads that next keeps it for free."""
     assert outputs_saved(feed_forward()) == {"x"}
-    assert activations(whole(), BATCH, held=frozenset({"x"})).saved == 8 * X
+    found = activations(whole(), BATCH, held=frozenset({"x"}))
+    assert (found.saved, found.recomputed_saved) == (8 * X, 0)
+
+
+def test_what_later_layers_count_on_is_kept_here() -> None:
+    """An output that a later layer takes to be kept counts here, whether an op of the layer saves it or not."""
+    found = activations(whole(), BATCH, promised=frozenset({1}))
+    assert (found.saved, found.recomputed_saved) == (10 * X, 2 * X)
+    # in the backward pass that output is gone: the most at once is as it was, less here as more is called saved
+    assert (found.transient, found.recomputed_transient) == (4 * X, 12 * X)
+    twice = activations(whole(), BATCH, promised=frozenset({0}))
+    assert (twice.saved, twice.recomputed_saved) == (9 * X, X)
 
 
 def test_no_gradient_comes_back_for_what_nobody_reads() -> None:

@@ -46,7 +46,7 @@ def laid(layer: LayerClass, sizes: tuple[int, ...], batch: int, microbatches: in
     """The layer between two others, laid out on devices that span a slow link."""
     main, owned = layer.values["x"], (True,) * len(layer.params)
     around = Surroundings(0, main, main, "x", "out", False, False, (), owned, (), False, Pins(), Pins())
-    run = LayerRun(0, 1, around, frozenset(), frozenset(), layer)
+    run = LayerRun(0, 1, around, frozenset(), layer)
     return lay_out(run, Setting(mesh_of(sizes), batch, microbatches), RooflinePricer(cluster(2, 2)))
 
 
