@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-import autopar.emit.module as running
 from autopar.cost.states import StateBytes, held_parameters, parameter_bytes
-from autopar.emit.build import emit, place_layers
-from autopar.emit.parameters import local
+from autopar.emit import module
+from autopar.emit.build import emit
+from autopar.emit.groups import StageGroups
+from autopar.emit.parameters import StageParameter, local, reduce_gradients
+from autopar.emit.stage import place_layers
 from autopar.graph import BROADCAST, REPLICATE, OpGraph
 from autopar.plan import POLICIES, LayerStrategy, PlanRecord
 from autopar.trace.capture import trace
@@ -79,22 +83,19 @@ def allocated(graph: OpGraph, record: PlanRecord) -> Bytes:
     """On a rank: bytes of parameters and copies, of gradients before they are reduced, of optimizer states."""
     pm = emit(record, graph, Regression(), device="cpu")
     optimizer = torch.optim.AdamW(pm.parameters(), foreach=True)
-    runtime = pm._runtime
-    assert runtime is not None
+    (runtime,) = pm.runtimes
     gradients = 0
-    reduce = running.reduce_gradients
 
-    def watched(parameters: list[object], groups: object) -> object:
+    def watched(parameters: Sequence[StageParameter], groups: StageGroups) -> object:
         nonlocal gradients
         kept = [p._gradient if p._gradient is not None else p.compute.grad for p in runtime.steps]
         sharded = [local(p.grad) for _, p in runtime.kept if p.grad is not None]
         gradients = sum(g.untyped_storage().nbytes() for g in (*kept, *sharded) if g is not None)
-        return reduce(parameters, groups)  # type: ignore[arg-type]
+        return reduce_gradients(parameters, groups)
 
-    running.reduce_gradients = watched  # type: ignore[assignment]
     x = torch.randn(BATCH // pm.data_parallel_size, IN)
-    pm.train_step(x, x)
-    running.reduce_gradients = reduce
+    with patch.object(module, "reduce_gradients", watched):
+        pm.train_step(x, x)
     optimizer.step()
     tensors = [*(p.compute for p in runtime.steps), *(local(p.detach()) for p in runtime.publics.values())]
     storages = {t.untyped_storage().data_ptr(): t.nbytes for t in tensors}
