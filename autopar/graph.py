@@ -225,6 +225,7 @@ class OpGraph:
 
     `values` holds the model-wide values (inputs and layer outputs), `params` and `buffers` the model's own under their
     canonical dotted names; `aliases` maps every further name of a tied parameter or buffer to its canonical one.
+    `updates` names, for each buffer that forward changes, the layer output that is its new value (in no cut).
     `inputs` are the tensor inputs by flattened keyword path. `loss` is the scalar value to minimise, or None.
     `outputs` are the values behind the last cut that the model returns. `separable` says whether the batch may be
     split in time (microbatches): `loss_form` then says how the losses of the parts make up that of the whole, else
@@ -239,6 +240,7 @@ class OpGraph:
     params: dict[str, TensorSpec] = field(hash=False)
     buffers: dict[str, TensorSpec] = field(hash=False)
     aliases: dict[str, str] = field(hash=False)
+    updates: dict[str, str] = field(default_factory=dict, hash=False)
     loss: str | None = None
     outputs: tuple[str, ...] = ()
     token_dim: Extent | None = None
@@ -254,6 +256,7 @@ class OpGraph:
             [c.digest for c in self.classes],
             [(x.name, x.class_index, x.inputs, x.outputs, x.params, x.buffers) for x in self.layers],
             sorted(map(repr, self.params.items())), sorted(self.aliases.items()), self.loss or "",
+            sorted(self.updates.items()),
         ])  # fmt: skip
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

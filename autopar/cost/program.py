@@ -14,7 +14,7 @@ from autopar.graph import DTYPE_BYTES, LayerClass, Op, OpKey
 from autopar.plan import MeshAxis
 from autopar.shard.localize import op_key
 from autopar.shard.program import Call, Program, Relayout
-from autopar.shard.rules import inner_collectives
+from autopar.shard.rules import inner_collectives, inner_collectives_backward
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,15 @@ def layer_demand(program: Program, layer: LayerClass, batch: int, mesh: Sequence
 
 
 def call_demand(call: Call, program: Program, layer: LayerClass, batch: int, mesh: Sequence[MeshAxis]) -> Demand:
-    """Demand of one op on local shards, with what its kernel communicates inside (all of it in the forward pass).
+    """Demand of one op on local shards, with what its kernel communicates inside.
 
     An operand that is read again later already has a gradient when this op's comes: the two are added. Of `program`
     only specs and mesh are used: the layouts are those of the call, which need not be part of it.
     """
     program = replace(program, layouts=dict(zip(call.operands, call.operand_layouts, strict=True)))
-    inner = tuple(
-        collective_key(kind, prod(shape) * DTYPE_BYTES[dtype], axes, mesh)
-        for kind, axes, shape, dtype in inner_collectives(call, program, batch)
+    inner, inner_backward = (
+        tuple(collective_key(kind, prod(shape) * DTYPE_BYTES[dtype], axes, mesh) for kind, axes, shape, dtype in found)
+        for found in (inner_collectives(call, program, batch), inner_collectives_backward(call, program, batch))
     )
     key = op_key(call, program, batch)
     added = tuple(
@@ -76,7 +76,7 @@ def call_demand(call: Call, program: Program, layer: LayerClass, batch: int, mes
     )
     if is_view(key.target) and not any(call.op.alias_of):  # strides that no view can express: it copies
         key = OpKey("aten.clone.default", tuple(tensor_arguments(key)[:1]))
-    return Demand(ops=(key,), backward_ops=added, forward_collectives=inner)
+    return Demand(ops=(key,), backward_ops=added, forward_collectives=inner, backward_collectives=inner_backward)
 
 
 def _is_read_later(name: str, op: Op, layer: LayerClass) -> bool:

@@ -247,6 +247,49 @@ def _reduction(_: OpKey, operands: list[Operand]) -> tuple[Pass, Pass]:
     return Pass(float(size), (), 1), Pass(float(size), (), 1)
 
 
+def _convolution(key: OpKey, operands: list[Operand]) -> tuple[Pass, Pass]:
+    """As the matrix product it is: each position of the result sums over a kernel's window of the input's channels."""
+    x, weight = operands[0], operands[1]
+    outputs, window = weight.shape[0], prod(weight.shape[1:])
+    rows = x.shape[0] * prod(_positions(key, x.shape[2:], weight.shape[2:]))
+    groups = _argument(key, 6, "groups", 1)
+    batch = groups if isinstance(groups, int) else 1
+    bias = operands[2] if len(operands) > 2 else None
+    forward, backward = _product((batch, rows, outputs // batch, window), x, weight, bias)
+    size = DTYPE_BYTES[x.dtype]
+    unfolded = (batch * rows * window - prod(x.shape)) * size  # the product's left side is read from the input itself
+    wanted = x.requires_grad + weight.requires_grad
+    return forward._replace(bytes=forward.bytes - unfolded), backward._replace(bytes=backward.bytes - wanted * unfolded)
+
+
+def _positions(key: OpKey, image: tuple[int, ...], kernel: tuple[int, ...]) -> list[int]:
+    """Shape of the result in space."""
+    padding = _argument(key, 4, "padding", 0)
+    if padding == "same":
+        return list(image)
+    strides, paddings, dilations = (
+        _each(value, len(image))
+        for value in (_argument(key, 3, "stride", 1), padding, _argument(key, 5, "dilation", 1))
+    )
+    return [
+        (n + 2 * p - d * (k - 1) - 1) // s + 1
+        for n, k, s, p, d in zip(image, kernel, strides, paddings, dilations, strict=True)
+    ]
+
+
+def _each(value: object, dims: int) -> list[int]:
+    """A number for every dim, from one for all or a tuple; padding `valid` is none."""
+    given = value if isinstance(value, tuple) else (value,)
+    numbers = [n if isinstance(n, int) else 0 for n in given]
+    return numbers * dims if len(numbers) == 1 else numbers
+
+
+def _pooling(_: OpKey, operands: list[Operand]) -> tuple[Pass, Pass]:
+    """The image read and the smaller result written; the gradient fills the image."""
+    size = operand_bytes(operands[0])
+    return Pass(1.25 * size, (), 1), Pass(1.25 * size, (), 1)
+
+
 def _joined(_: OpKey, operands: list[Operand]) -> tuple[Pass, Pass]:
     return Pass(2.0 * sum(map(operand_bytes, operands)), (), 1), NOTHING
 
@@ -268,7 +311,8 @@ _REDUCTIONS = ("sum", "mean", "amax", "amin", "max", "min", "var", "std", "prod"
 
 _HEAVY = frozenset({
     "linear", "addmm", "mm", "bmm", "matmul", "scaled_dot_product_attention", "embedding", "cross_entropy_loss",
-    "layer_norm", "rms_norm", "softmax",
+    "layer_norm", "rms_norm", "softmax", "_safe_softmax", "conv1d", "conv2d", "conv3d", "batch_norm", "group_norm",
+    "_native_batch_norm_legit_functional",
 })  # fmt: skip
 
 _FORMULAS: dict[str, Formula] = {
@@ -281,7 +325,12 @@ _FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(("mm", "bmm", "matmul"), _matmul),
     "scaled_dot_product_attention": _attention,
     **dict.fromkeys(("embedding", "embedding_rows"), _embedding),
-    **dict.fromkeys(("layer_norm", "native_layer_norm", "rms_norm", "softmax", "_softmax"), _by_bytes(2, 3)),
+    **dict.fromkeys(
+        ("layer_norm", "native_layer_norm", "rms_norm", "softmax", "_softmax", "_safe_softmax"), _by_bytes(2, 3)
+    ),
+    **dict.fromkeys(("batch_norm", "_native_batch_norm_legit_functional", "group_norm"), _by_bytes(3, 5, 2)),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution),
+    **{f"{kind}_pool{n}d": _pooling for kind in ("max", "avg", "adaptive_avg", "adaptive_max") for n in (1, 2, 3)},
     **dict.fromkeys(("log_softmax", "_log_softmax"), _by_bytes(2, 3)),
     **dict.fromkeys(("cross_entropy_loss", "cross_entropy"), _by_bytes(2, 4, 2)),
     **dict.fromkeys(("dropout", "native_dropout"), _by_bytes(2.5, 2.5)),

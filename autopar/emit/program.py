@@ -15,7 +15,7 @@ from autopar.emit.groups import StageGroups
 from autopar.errors import PlanError
 from autopar.graph import DeviceArg, Dtype, Layout, Ref, TensorSpec, layout_text
 from autopar.shard import collectives, kernels
-from autopar.shard.localize import call_info, encode_moves, local_call
+from autopar.shard.localize import call_info, encode_moves, in_evaluation, local_call
 from autopar.shard.program import Call, Program, Relayout, Step
 from autopar.shard.relayout import plan_moves
 
@@ -82,6 +82,8 @@ class _Writer:
         if not self.training and is_dropout(step):
             self.nodes[step.op.results[0]] = self.nodes[step.operands[0]]
             return
+        if not self.training:
+            step = in_evaluation(step)
         call = local_call(step, self.program, self.batch)
         args, kwargs = self._argument(call.args), self._argument(call.kwargs)
         if step.kernel:

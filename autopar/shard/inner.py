@@ -10,21 +10,41 @@ InnerCollective = tuple[str, tuple[int, ...], tuple[int, ...], str]
 
 
 def inner_collectives(call: Call, program: Program, batch: int) -> tuple[InnerCollective, ...]:
-    """Collectives that the kernel of a call runs in its forward pass (none runs any in its backward pass).
+    """Collectives that the kernel of a call runs in its forward pass.
 
     Cross entropy split over classes exchanges of each row the largest logit, then the sum of exponentials and the
-    target's logit, in at least float32; its mean over split rows exchanges their count, as integer.
+    target's logit, in at least float32; its mean over split rows exchanges their count, as integer. Batch norm over
+    split samples exchanges mean, then variance of each channel.
     """
+    if call.kernel == "batch_norm":
+        return _statistics(call, program, (1, 1), batch)
     if call.kernel != "cross_entropy":
         return ()
     logits, target = call.operands[:2]
     rows = local_shape(program.values[target].shape_at(batch), call.operand_layouts[1], program.axis_sizes)
-    dtype = max("float32", program.values[logits].dtype, key=lambda name: DTYPE_BYTES[name])
     classes = tuple(i for i, f in enumerate(call.factors) if f == "v")
     counted = tuple(i for i, f in enumerate(call.factors) if f.startswith("n"))
     found: list[InnerCollective] = []
     if classes:
-        found += [("all_reduce", classes, rows, dtype)] * 3
+        found += [("all_reduce", classes, rows, _wide(program.values[logits].dtype))] * 3
     if counted and call.op.results and not program.values[call.op.results[0]].shape:
         found.append(("all_reduce", counted, (), "int64"))
     return tuple(found)
+
+
+def inner_collectives_backward(call: Call, program: Program, batch: int) -> tuple[InnerCollective, ...]:
+    """Collectives that the kernel of a call runs in its backward pass: batch norm exchanges two numbers a channel."""
+    trained = any(program.values[name].requires_grad for name in call.operands)
+    return _statistics(call, program, (2,), batch) if call.kernel == "batch_norm" and trained else ()
+
+
+def _statistics(call: Call, program: Program, numbers: tuple[int, ...], batch: int) -> tuple[InnerCollective, ...]:
+    """One exchange for each of `numbers`, of so many numbers a channel."""
+    x = program.values[call.operands[0]]
+    channels = local_shape(x.shape_at(batch), call.operand_layouts[0], program.axis_sizes)[1]
+    samples = tuple(i for i, f in enumerate(call.factors) if f == "b")
+    return tuple(("all_reduce", samples, (n, channels), _wide(x.dtype)) for n in numbers)
+
+
+def _wide(dtype: str) -> str:
+    return max("float32", dtype, key=DTYPE_BYTES.__getitem__)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autopar.shard.batch_norm import split_batch_norm
 from autopar.shard.collectives import relayout
 from autopar.shard.localize import CallInfo, Share
 from autopar.shard.masks import keep_mask
@@ -80,6 +81,36 @@ def mean(info: CallInfo, *args: Any, **kwargs: Any) -> Tensor:
     return _operator(info.target)(*args, **kwargs) / info.parts.size  # type: ignore[no-any-return]
 
 
+def batch_norm(
+    info: CallInfo,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    *further: Any,
+) -> Any:
+    """Batch norm of samples that are split: in training with the statistics of the samples of all ranks.
+
+    `_native_batch_norm_legit_functional` returns these, and the running ones moved towards them, too.
+    """
+    if not training:
+        return _operator(info.target)(x, weight, bias, running_mean, running_var, training, momentum, eps, *further)
+    split = info.dims[0]
+    result, mean, variance = split_batch_norm(x, weight, bias, eps, split.size, split.group)
+    if running_mean is None or running_var is None:
+        return result
+    count = split.size * x.numel() // x.shape[1]
+    moved = [
+        old.lerp(new.detach().to(old.dtype), momentum)
+        for old, new in ((running_mean, mean), (running_var, variance * (count / (count - 1))))
+    ]
+    return result, mean, (variance + eps).rsqrt(), *moved
+
+
 def dropout(info: CallInfo, x: Tensor, p: float, train: bool | None = True, *, draw: Tensor) -> Any:
     """Dropout whose mask is a function of the element's place in the global batch, whatever the layout.
 
@@ -94,6 +125,7 @@ def dropout(info: CallInfo, x: Tensor, p: float, train: bool | None = True, *, d
 KERNELS: dict[str, Callable[..., Any]] = {
     "embedding_rows": embedding_rows,
     "cross_entropy": cross_entropy,
+    "batch_norm": batch_norm,
     "mean": mean,
     "mean_loss": mean,
     "dropout": dropout,

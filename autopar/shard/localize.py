@@ -89,6 +89,15 @@ def local_call(call: Call, program: Program, batch: int) -> LocalCall:
     return LocalCall(RENAMED.get(sized.target, sized.target), args, kwargs)
 
 
+def in_evaluation(call: Call) -> Call:
+    """The call outside training: a batch norm that keeps running statistics uses them, and leaves them."""
+    training_at = {"aten.batch_norm.default": 5, "aten._native_batch_norm_legit_functional.default": 5}
+    at = training_at.get(call.op.target)
+    if at is None or not isinstance(call.op.args[3], Ref):
+        return call
+    return replace(call, op=replace(call.op, args=(*call.op.args[:at], False, *call.op.args[at + 1 :])))
+
+
 def op_key(call: Call, program: Program, batch: int) -> OpKey:
     """What the profiler times for `call`: the local ATen call on operands of the local shapes.
 
@@ -129,13 +138,14 @@ def call_info(call: Call, program: Program, batch: int, group_name: GroupName) -
     def share(axes: tuple[int, ...], used: bool) -> Share:
         return Share(prod(program.axis_sizes[a] for a in axes), group_name(axes) if axes and used else "")
 
+    asked = {"dropout": len(spec.shape), "batch_norm": 1}.get(call.kernel, 0)
     dims = tuple(_axes_where(layout, d) for d in range(len(spec.shape)))
     return CallInfo(
         call.op.target,
         share(_axes_where(call.factors, "v"), call.kernel in ("embedding_rows", "cross_entropy")),
         share(partial_axes(call), call.kernel == "cross_entropy"),
         spec.shape_at(batch),
-        tuple(share(axes, call.kernel == "dropout") for axes in dims),
+        tuple(share(axes, d < asked) for d, axes in enumerate(dims)),
         -1 if by_sample is None else by_sample,
         1 if by_sample is None else batch,
         call.op.name,

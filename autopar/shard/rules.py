@@ -8,13 +8,16 @@ from math import prod
 
 from autopar.graph import BROADCAST, PARTIAL, REPLICATE, LayerClass, Layout, Op, TensorSpec
 from autopar.shard.factors import LINEAR, Factor, OpRule
-from autopar.shard.inner import inner_collectives
+from autopar.shard.inner import inner_collectives, inner_collectives_backward
 from autopar.shard.notation import bind, parse
 from autopar.shard.structured import Site
 from autopar.shard.table import is_linear, line_of
 from autopar.shard.table import register as _register
 
-__all__ = ["LINEAR", "Factor", "OpRule", "assignments", "inner_collectives", "layouts_of", "register", "rule_for"]
+__all__ = [
+    "LINEAR", "Factor", "OpRule", "assignments", "inner_collectives", "inner_collectives_backward", "layouts_of",
+    "register", "rule_for",
+]  # fmt: skip
 
 Layouts = tuple[Layout, ...]
 

@@ -151,11 +151,55 @@ def einsum(site: Site) -> str | None:
 
 
 def convolution(site: Site) -> str | None:
-    """Convolution over whole images; None when grouped."""
-    if site.argument(6, "groups", 1) != 1:
+    """Convolution over whole images: batch, input and output channels, the batch alone where grouped."""
+    return _convolved(site, "o i")
+
+
+def transposed_convolution(site: Site) -> str | None:
+    """As `convolution`, with input channels first in the weight."""
+    return _convolved(site, "i o")
+
+
+def _convolved(site: Site, channels: str) -> str | None:
+    if site.rank != len(site.operands[1].shape):  # a single image
         return None
     space = "_ " * (site.rank - 2)
-    return f"b i {space}, o i {space}, + o -> b o {space}"
+    if site.argument(6, "groups", 1) != 1:
+        return f"b _ {space}, _ _ {space}, _ -> b _ {space}"
+    return f"b i {space}, {channels} {space}, + o -> b o {space}"
+
+
+def spatial(dims: int) -> LineMaker:
+    """Pooling, padding and resizing of whole images of so many dims, one by one."""
+
+    def line(site: Site) -> str:
+        image = f"... {'_ ' * dims}"
+        return f"{image} -> {', '.join([image] * len(site.results))}"
+
+    return line
+
+
+def batch_norm(site: Site) -> str:
+    """Samples and channels; in training the kernel takes statistics over all samples. Images stay whole there."""
+    training = site.argument(5, "training", False)
+    image = "_ " * (site.rank - 2) if training else "..."
+    results = [f"b c {image}", *["c"] * (len(site.results) - 1)]
+    note = "b: batch_norm whole" if training else ""
+    return f"b c {image}, c, c, c, c -> {', '.join(results)} | {note}"
+
+
+def group_norm(site: Site) -> str:
+    """Samples only: groups of channels are told by their number."""
+    image = "_ " * (site.rank - 1)
+    return f"b {image}, _, _ -> b {image}"
+
+
+def instance_norm(site: Site) -> str | None:
+    """Samples and channels, each on its own; None with running statistics, which are means over samples."""
+    if isinstance(site.argument(3, "running_mean"), Ref):
+        return None
+    space = "_ " * (site.rank - 2)
+    return f"b c {space}, c, c -> b c {space}"
 
 
 def normalised(site: Site) -> str:

@@ -16,7 +16,7 @@ POINTWISE = """
     add addcdiv addcmul div floor_divide fmod lerp maximum minimum mul remainder rsub sub true_divide prelu
     __and__ __or__ __xor__ bitwise_and bitwise_not bitwise_or bitwise_xor eq ge gt isfinite isinf isnan le logical_and
     logical_not logical_or logical_xor lt ne masked_fill where
-    _to_copy alias clone contiguous detach expand expand_as lift_fresh_copy to type_as broadcast_to
+    _to_copy alias clone contiguous copy detach expand expand_as lift_fresh_copy to type_as broadcast_to
     empty_like full_like ones_like zeros_like
 """
 """Elementwise ops with broadcasting, copies, casts and `expand` (broadcasting alone)."""
@@ -31,6 +31,12 @@ PAIR_LOSSES = "huber_loss kl_div l1_loss mse_loss smooth_l1_loss soft_margin_los
 
 REDUCTIONS = "all amax amin any argmax argmin logsumexp max min prod std var"
 """Reductions whose dims can't be split: partial results of theirs are no sums."""
+
+SPATIAL = """
+    max_pool avg_pool adaptive_max_pool adaptive_avg_pool upsample_nearest upsample_linear upsample_bilinear
+    upsample_trilinear upsample_bicubic reflection_pad replication_pad
+"""
+"""Ops over the last one, two or three dims of a tensor, named with their number."""
 
 LINEAR_OPS = """
     _to_copy _unsafe_view alias broadcast_to clone contiguous expand expand_as flatten mean neg permute reshape select
@@ -49,9 +55,15 @@ RULES: dict[str, str | LineMaker] = {
     "aten.baddbmm": "+ b m n, b m k, b k n -> b m n",
     "aten.matmul": make.matmul,
     "aten.einsum": make.einsum,
-    **dict.fromkeys(("aten.conv1d", "aten.conv2d", "aten.conv3d"), make.convolution),
-    **dict.fromkeys(("aten.max_pool2d", "aten.avg_pool2d", "aten.adaptive_avg_pool2d"), "... _ _ -> ... _ _"),
+    **{f"aten.conv{n}d": make.convolution for n in (1, 2, 3)},
+    **{f"aten.conv_transpose{n}d": make.transposed_convolution for n in (1, 2, 3)},
+    **{f"aten.{name}{n}d": make.spatial(n) for name in SPATIAL.split() for n in (1, 2, 3)},
+    **{f"aten.max_pool{n}d_with_indices": make.spatial(n) for n in (1, 2, 3)},
+    "aten.pixel_shuffle": "... _ _ _ -> ... _ _ _",
     **dict.fromkeys(("aten.layer_norm", "aten.rms_norm", "aten.native_layer_norm"), make.normalised),
+    "aten.group_norm": make.group_norm,
+    "aten.instance_norm": make.instance_norm,
+    **dict.fromkeys(("aten.batch_norm", "aten._native_batch_norm_legit_functional"), make.batch_norm),
     "aten.scaled_dot_product_attention": make.attention,
     "aten.embedding": make.embedding,
     "aten.one_hot": "... -> ... _",
@@ -70,7 +82,10 @@ RULES: dict[str, str | LineMaker] = {
     "aten.mean": make.summed("mean"),
     **{f"aten.{name}": make.along(1, "dim") for name in REDUCTIONS.split()},
     "aten.linalg_vector_norm": make.along(2, "dim"),
-    **dict.fromkeys(("aten.softmax", "aten.log_softmax", "aten._softmax", "aten._log_softmax"), make.along(1, "dim")),
+    **dict.fromkeys(
+        ("aten.softmax", "aten.log_softmax", "aten._softmax", "aten._log_softmax", "aten._safe_softmax"),
+        make.along(1, "dim"),
+    ),
     **dict.fromkeys(("aten.cumsum", "aten.cumprod", "aten.flip", "aten.glu"), make.along(1, "dim", -1)),
     "aten.sort": make.along(1, "dim", -1),
     **dict.fromkeys(("aten.topk", "aten.diff"), make.along(2, "dim", -1)),

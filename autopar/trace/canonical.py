@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from autopar.errors import TraceError
 from autopar.graph import Argument, Dtype, Extent, Op, Ref, TensorSpec
-from autopar.trace.flat import BUFFER, BlockCall, Flat, Item, rename_item
+from autopar.trace.flat import BUFFER, BlockCall, Flat, Item, body, rename_item, renamed_ends
+from autopar.trace.updates import functional_batch_norm, updates_statistics, with_block_updates, with_equal_precision
 
 _SHAPED = {"aten.view.default", "aten.reshape.default", "aten.expand.default", "aten._unsafe_view.default"}
 _CONVERSIONS = {
@@ -71,30 +72,37 @@ def _size(e: Extent) -> Argument:
 
 
 def functional(flat: Flat) -> Flat:
-    """In-place ops made functional: later readers of the changed value read the result.
+    """In-place ops made functional: later readers of a changed value read the result; `updates` has changed buffers.
 
     Raises TraceError where another view of the changed storage is read later (that needs real mutation).
     """
     names: dict[str, str] = {}
     items: list[Item] = []
-    notes: list[str] = []
+    values = dict(flat.values)
     for position, item in enumerate(flat.items):
         item = rename_item(item, names)
-        if isinstance(item, Op) and (plain := _functional_target(item.target)):
-            changed = item.args[0]
-            if not isinstance(changed, Ref):
-                raise TraceError(f"{item.module}: {item.target} changes {changed!r} in place. Write it out of place.")
-            _refuse_views(flat, item, changed.name, position, names)
-            if changed.name.startswith(BUFFER):
-                notes.append(f"buffer {changed.name.removeprefix(BUFFER)} is changed by forward: plans keep it")
+        if isinstance(item, Op):
+            *casts, item = with_equal_precision(item, values)
+            items += casts
+        if isinstance(item, Op) and updates_statistics(item):
+            item, changed = functional_batch_norm(item, values)
+            names = _now_read(names, changed)
+        elif isinstance(item, Op) and (plain := _functional_target(item.target)):
+            source = item.args[0]
+            if not isinstance(source, Ref):
+                raise TraceError(f"{item.module}: {item.target} changes {source!r} in place. Write it out of place.")
+            _refuse_views(flat, item, source.name, position, names)
             item = replace(item, target=plain)
-            source = changed.name
-            names = {k: item.results[0] if v == source else v for k, v in names.items()} | {source: item.results[0]}
+            names = _now_read(names, {source.name: item.results[0]})
         items.append(item)
-    outputs = tuple(names.get(o, o) for o in flat.outputs)
-    loss = names.get(flat.loss, flat.loss) if flat.loss else None
-    assumptions = (*flat.assumptions, *dict.fromkeys(notes))
-    return replace(flat, items=tuple(items), outputs=outputs, loss=loss, assumptions=assumptions)
+    updates = {buffer: value for buffer, value in names.items() if buffer.startswith(BUFFER)}
+    flat = replace(renamed_ends(flat, tuple(items), names), values=values)
+    return with_block_updates(replace(flat, updates=updates))
+
+
+def _now_read(names: dict[str, str], changed: dict[str, str]) -> dict[str, str]:
+    """`names` with the results of a change in place of what was changed."""
+    return {k: changed.get(v, v) for k, v in names.items()} | changed
 
 
 def _functional_target(target: str) -> str | None:
@@ -141,10 +149,7 @@ def without_no_ops(flat: Flat) -> Flat:
             names[item.results[0]] = item.operands[0]
         else:
             items.append(item)
-    outputs = tuple(names.get(o, o) for o in flat.outputs)
-    return replace(
-        flat, items=tuple(items), outputs=outputs, loss=names.get(flat.loss, flat.loss) if flat.loss else None
-    )
+    return renamed_ends(flat, tuple(items), names)
 
 
 def _is_no_op(op: Op, values: dict[str, TensorSpec]) -> bool:
@@ -167,7 +172,7 @@ def without_dead_code(flat: Flat) -> Flat:
             break
         needed_inputs = inputs
     items = [_prune(i, results, inputs) for i in flat.items if live(i)]
-    kept = {*flat.inputs, *flat.outputs, *(n for i in items for n in (*_reads(i), *i.results))}
+    kept = {*flat.inputs, *flat.outputs, *flat.updates.values(), *(n for i in items for n in (*_reads(i), *i.results))}
     values = {n: s for n, s in flat.values.items() if n in kept or ":" in n}
     return replace(flat, items=tuple(items), values=values)
 
@@ -182,7 +187,7 @@ def _reads(item: Item) -> tuple[str, ...]:
 
 def _live(flat: Flat, needed: dict[int, set[int]]):  # type: ignore[no-untyped-def]
     """One backward sweep: a test of items, and the results and inputs each kind of block needs."""
-    read = set(flat.outputs) | ({flat.loss} if flat.loss else set())
+    read = {*flat.outputs, *flat.updates.values()} | ({flat.loss} if flat.loss else set())
     results: dict[int, set[int]] = {kind: set() for kind in needed}
     first = {c.kind: c for c in _calls(flat.items) if c.first}
     used: dict[int, bool] = dict.fromkeys(needed, False)
@@ -208,16 +213,6 @@ def _live(flat: Flat, needed: dict[int, set[int]]):  # type: ignore[no-untyped-d
 
 def _body_reads(flat: Flat, call: BlockCall, kept: set[int]) -> set[str]:
     return {n for op in body(flat.items, call) if id(op) in kept for n in op.operands}
-
-
-def body(items: tuple[Item, ...], call: BlockCall) -> list[Op]:
-    """The ops of the block whose first call is `call`: the stretch of its module's ops right before it."""
-    found: list[Op] = []
-    for item in reversed(items[: items.index(call)]):
-        if not isinstance(item, Op) or not (item.module == call.path or item.module.startswith(f"{call.path}.")):
-            break
-        found.append(item)
-    return found[::-1]
 
 
 def _prune(item: Item, results: dict[int, set[int]], inputs: dict[int, set[int]]) -> Item:

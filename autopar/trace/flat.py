@@ -34,7 +34,8 @@ Item: TypeAlias = Op | BlockCall
 class Flat:
     """Items in execution order over prefixed names; `params` and `buffers` by dotted name, `aliases` of tied ones.
 
-    `values` has a spec for every name. `outputs` are the names the model returns; `loss` is the scalar to minimise.
+    `values` has a spec for every name. `outputs` are the names the model returns; `loss` is the scalar to minimise;
+    `updates` gives, by prefixed name, the value that forward leaves in each buffer it changes.
     """
 
     items: tuple[Item, ...]
@@ -45,12 +46,34 @@ class Flat:
     aliases: dict[str, str] = field(hash=False)
     outputs: tuple[str, ...]
     loss: str | None
+    updates: dict[str, str] = field(default_factory=dict, hash=False)
     assumptions: tuple[str, ...] = ()
+
+
+def renamed_ends(flat: Flat, items: tuple[Item, ...], names: Mapping[str, str]) -> Flat:
+    """`flat` with `items`, and with the names of outputs, loss and updates replaced as in `names`."""
+    return replace(
+        flat,
+        items=items,
+        outputs=tuple(names.get(o, o) for o in flat.outputs),
+        loss=names.get(flat.loss, flat.loss) if flat.loss else None,
+        updates={buffer: names.get(value, value) for buffer, value in flat.updates.items()},
+    )
 
 
 def in_module(op: Op, path: str) -> bool:
     """Whether `op` came from the module at `path` or one inside it."""
     return op.module == path or op.module.startswith(f"{path}.")
+
+
+def body(items: tuple[Item, ...], call: BlockCall) -> list[Op]:
+    """The ops of the block whose first call is `call`: the stretch of its module's ops right before it."""
+    found: list[Op] = []
+    for item in reversed(items[: items.index(call)]):
+        if not isinstance(item, Op) or not in_module(item, call.path):
+            break
+        found.append(item)
+    return found[::-1]
 
 
 def map_refs(argument: Argument, change: Callable[[str], str]) -> Argument:

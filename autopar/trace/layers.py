@@ -57,6 +57,7 @@ def cut_into_layers(flat: Flat) -> OpGraph:
         params=flat.params,
         buffers=flat.buffers,
         aliases=flat.aliases,
+        updates={buffer.removeprefix(BUFFER): names[value] for buffer, value in flat.updates.items()},
         loss=names[flat.loss] if flat.loss else None,
         outputs=outputs,
         token_dim=_token_dim(inputs, values),
@@ -95,7 +96,7 @@ def _last_reader(flat: Flat, parts: list[Segment]) -> dict[str, int]:
         if part.call and not part.call.first:
             names += part.call.inputs
         found |= dict.fromkeys(names, i)
-    return found | dict.fromkeys(flat.outputs, len(parts))
+    return found | dict.fromkeys((*flat.outputs, *flat.updates.values()), len(parts))
 
 
 def _layer(flat: Flat, part: Segment, index: int, read_by: dict[str, int], own: Owned, name: str) -> _Use:

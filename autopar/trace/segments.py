@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autopar.graph import Op, TensorSpec
-from autopar.trace.canonical import body
-from autopar.trace.flat import PARAM, BlockCall, Flat, in_module
+from autopar.trace.flat import PARAM, BlockCall, Flat, body, in_module
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@ gradient is zero in exact arithmetic would show rounding errors that AdamW has b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -33,12 +34,72 @@ class Mlp(nn.Module):
         return nn.functional.cross_entropy(self.last(torch.tanh(self.second(hidden))), labels)
 
 
+class ConvNet(nn.Module):
+    """Convolutions, norms of one kind (`batch`, `group`, `none`), both poolings and a classifier."""
+
+    def __init__(self, norm: str) -> None:
+        super().__init__()
+        norms = {"batch": nn.BatchNorm2d, "group": lambda n: nn.GroupNorm(2, n), "none": lambda _: nn.Identity()}
+        self.features = nn.Sequential(
+            nn.Conv2d(4, 8, 3, padding=1), norms[norm](8), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(8, 16, 3, stride=2, bias=False), norms[norm](16), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
+        )  # fmt: skip
+        self.classify = nn.Linear(16, 8)
+
+    def forward(self, image: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.classify(self.features(image).flatten(1)), labels)
+
+
+def _conv_net(norm: str) -> tuple[nn.Module, dict[str, Any]]:
+    image = torch.zeros(4, 4, 8, 8)
+    return ConvNet(norm), {"image": image, "labels": torch.zeros(4, dtype=torch.long)}
+
+
+def _bert(name: str) -> tuple[nn.Module, dict[str, Any]]:
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        max_position_embeddings=16, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_labels=4,
+    )  # fmt: skip
+    ids, ones = torch.zeros(2, 8, dtype=torch.long), torch.ones(2, 8, dtype=torch.long)
+    labels = ids if name == "BertForMaskedLM" else torch.zeros(2, dtype=torch.long)
+    inputs = {"input_ids": ids, "attention_mask": ones, "token_type_ids": ids.clone(), "labels": labels.clone()}
+    return getattr(transformers, name)(config), inputs
+
+
+def _vit() -> tuple[nn.Module, dict[str, Any]]:
+    import transformers
+
+    config = transformers.ViTConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, image_size=16, patch_size=4,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_labels=4,
+    )  # fmt: skip
+    images = torch.zeros(2, 3, 16, 16)
+    return transformers.ViTForImageClassification(config), {
+        "pixel_values": images,
+        "labels": torch.zeros(2, dtype=torch.long),
+    }
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {
+    "cnn": lambda: _conv_net("batch"),
+    "cnn with groups": lambda: _conv_net("group"),
+    "bert": lambda: _bert("BertForMaskedLM"),
+    "bert classifier": lambda: _bert("BertForSequenceClassification"),
+    "vit": _vit,
+}
+
+
 @cache
 def example(name: str) -> tuple[nn.Module, dict[str, Any]]:
     """A real model in float64 and example inputs: the same on every process."""
     if name == "mlp":
         model: nn.Module = Mlp()
         inputs = {"x": torch.zeros(2, 16), "labels": torch.tensor([0, -100])}
+    elif name in MODELS:
+        model, inputs = MODELS[name]()
+        inputs = {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
     else:
         loaded = load_model(SPECS[name])
         model, inputs = loaded.model.to_empty(device="cpu"), dict(loaded.inputs)

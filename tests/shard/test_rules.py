@@ -171,7 +171,8 @@ def test_cross_entropy_communication() -> None:
     ("target", "operands", "more"),
     [
         ("aten.cross_entropy_loss.default", [_spec(B, 10), _spec(B, 10)], ()),
-        ("aten.conv2d.default", [_spec(B, 4, 8, 8), _spec(4, 1, 3, 3)], (None, 1, 0, 1, 4)),
+        ("aten.conv2d.default", [_spec(4, 8, 8), _spec(4, 4, 3, 3)], (None, 1, 1)),
+        ("aten.instance_norm.default", [_spec(B, 4, 8), *[_spec(4)] * 2], (None, None, Ref("x1"), Ref("x2"), False)),
         ("other.unknown.default", [_spec(B, 10)], ()),
     ],
 )
