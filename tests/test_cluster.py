@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,42 @@ def test_shipped_names_are_unambiguous() -> None:
     owners: dict[str, set[str]] = {}
     for device in all_devices():
         for name in (device.name, *device.aliases):
-            owners.setdefault(name.lower().replace("_", "-"), set()).add(device.name)
+            owners.setdefault(re.sub(r"[^a-z0-9.]+", "-", name.lower()), set()).add(device.name)
     assert {name: found for name, found in owners.items() if len(found) > 1} == {}
+
+
+PUBLISHED = Path(__file__).parents[2] / "shared" / "data" / "gpu_specs.json"
+"""Rates of devices from another source, where somebody has put them beside the checkout."""
+
+RATES = {"bf16": ("bfloat16", "float16"), "fp8": ("float8_e4m3fn",), "fp32": ("float32",)}
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason=f"no {PUBLISHED.name} beside the checkout")
+def test_figures_agree_with_another_source() -> None:
+    """Each device that another source lists is known by its name there, and no rate differs by more than 15 %."""
+    apart = []
+    for name, figures in json.loads(PUBLISHED.read_text()).items():
+        device = find_device(name)
+        ours = {"bw": device.memory_gb_per_s}
+        for key, dtypes in RATES.items():
+            ours |= {key: device.peak_tflops[d] for d in reversed(dtypes) if d in device.peak_tflops}
+        apart += [
+            (name, key, ours[key], figures[key])
+            for key in ours.keys() & figures.keys()
+            if figures[key] and not 0.85 < ours[key] / figures[key] < 1.15
+        ]
+    assert apart == []
+
+
+def test_the_devices_people_have_are_shipped() -> None:
+    """Data centre, workstation, consumer and processor devices of the last ten years resolve by their usual names."""
+    for name in (
+        "a100 a100-40gb a100-80gb a100-40gb-pcie a100-80gb-pcie h100-sxm h100-pcie h200 h20 a800 h800 b200 b300 gb200 "
+        "gb300 gh200 v100-16gb v100-32gb t4 l4 l40s a10 a40 rtx3090 rtx4090 rtx5090 rtx-pro-6000 mi100 mi210 "
+        "mi250x-gcd mi300x mi325x mi355x p4 p100 a5000 arc-pro-b60 epyc-9654 xeon-8480"
+    ).split():
+        assert find_device(name).name
+    assert sum(device.backend == "cpu" for device in all_devices()) >= 2
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from autopar.accelerator import is_host, runtime
+
 
 def measured_peak_tensor_bytes(function: Callable[[], object], device: torch.device | str) -> int:
     """Most bytes of tensors allocated on `device` at any moment of `function()`, what is alive before included.
@@ -21,10 +23,10 @@ def measured_peak_tensor_bytes(function: Callable[[], object], device: torch.dev
     storages too, on top of the tensors that are alive in this process.
     """
     device = torch.device(device)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    if not is_host(device):
+        runtime().reset_peak_memory_stats(device)
         function()
-        return int(torch.cuda.max_memory_allocated(device))
+        return runtime().max_memory_allocated(device)
     before = live_tensor_bytes(device)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         function()

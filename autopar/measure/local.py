@@ -9,7 +9,9 @@ from pathlib import Path
 
 import torch
 
-from autopar.cluster import Cluster, Device, Link, all_devices
+from autopar.accelerator import runtime
+from autopar.cluster import Cluster, Device, Link, find_device
+from autopar.errors import ConfigError
 
 CPU_FLOPS_PER_S = 6e10
 """Nominal fp32 FLOP/s of a thread: two 8-wide multiply-adds a cycle near 2 GHz. Timings correct it where taken."""
@@ -39,7 +41,7 @@ LOOPBACK = Link("loopback", 1e9, 1e-4)
 """Processes of one machine talking over gloo; nominal, as timings are taken where several processes run."""
 
 DEVICE_LINK = Link("devices of this machine", 2e10, 1e-5)
-"""cuda devices of one machine, taken to be joined by PCIe; nominal likewise."""
+"""Devices that no file describes are taken to be joined by PCIe; nominal likewise."""
 
 
 def local_cluster(device: torch.device, ranks: int | None = None) -> Cluster:
@@ -49,15 +51,17 @@ def local_cluster(device: torch.device, ranks: int | None = None) -> Cluster:
     """
     ranks = ranks or int(os.environ.get("WORLD_SIZE", "1"))
     per_node = min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
-    model = _cuda_device(device) if device.type == "cuda" else _cpu_device(per_node)
-    link = DEVICE_LINK if device.type == "cuda" else LOOPBACK
-    return Cluster("local", model, ranks // per_node, per_node, link, link)
+    if device.type == "cuda":
+        model, intra, inter = _cuda_device(device)
+    else:
+        model, intra, inter = _cpu_device(per_node), LOOPBACK, LOOPBACK
+    return Cluster("local", model, ranks // per_node, per_node, intra, inter)
 
 
 def device_name(device: torch.device) -> str:
     """What the maker calls the device."""
     if device.type == "cuda":
-        return str(torch.cuda.get_device_name(device))
+        return runtime().get_device_name(device)
     return _processor()
 
 
@@ -79,15 +83,19 @@ def _cpu_device(ranks: int) -> Device:
     )
 
 
-def _cuda_device(device: torch.device) -> Device:
-    """The device file whose name's words all stand in the driver's, else nominal figures; memory as torch sees it."""
+def _cuda_device(device: torch.device) -> tuple[Device, Link, Link]:
+    """The device and links of the file that knows the driver's name, else nominal ones; memory as torch sees it."""
     name = device_name(device)
-    memory_bytes = int(torch.cuda.get_device_properties(device).total_memory)
-    plain = name.lower().replace(" ", "")
-    known = [f.device() for f in all_devices() if all(word in plain for word in f.name.split("-"))]
-    found = max(known, key=lambda d: len(d.name), default=NOMINAL_CUDA)
-    usable_bytes = min(found.usable_bytes, memory_bytes) if known else int(memory_bytes * MEMORY_SHARE)
-    return replace(found, name=name, memory_bytes=memory_bytes, usable_bytes=usable_bytes)
+    memory_bytes = int(runtime().get_device_properties(device).total_memory)
+    try:
+        file = find_device(name)
+    except ConfigError:
+        usable_bytes = int(memory_bytes * MEMORY_SHARE)
+        nominal = replace(NOMINAL_CUDA, name=name, memory_bytes=memory_bytes, usable_bytes=usable_bytes)
+        return nominal, DEVICE_LINK, DEVICE_LINK
+    found = file.device()
+    here = replace(found, name=name, memory_bytes=memory_bytes, usable_bytes=min(found.usable_bytes, memory_bytes))
+    return here, file.intra.link(), file.inter.link()
 
 
 def _processor() -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autopar.accelerator import is_host, runtime
 from autopar.graph import DeviceArg, Dtype, Operand, OpKey
 from autopar.measure.profile import Sample, Timing
 
@@ -75,15 +76,15 @@ def engine_start_s(device: torch.device) -> float:
 
 def clock_for(device: torch.device) -> Callable[[], float]:
     """Start timing on `device`; calling the result stops and returns seconds: by the host's clock, or cuda events."""
-    if device.type == "cpu":
+    if is_host(device):
         start_s = time.perf_counter()
         return lambda: time.perf_counter() - start_s
-    event: Any = torch.cuda.Event
-    start, end = event(enable_timing=True), event(enable_timing=True)
-    start.record(torch.cuda.current_stream(device))
+    cuda = runtime()
+    start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+    start.record(cuda.current_stream(device))
 
     def stop() -> float:
-        end.record(torch.cuda.current_stream(device))
+        end.record(cuda.current_stream(device))
         end.synchronize()
         return float(start.elapsed_time(end)) / 1e3
 
@@ -137,7 +138,7 @@ def _flush_buffer(device: torch.device) -> Tensor:
 
 
 def _flush(device: torch.device) -> None:
-    if device.type == "cuda":
+    if not is_host(device):
         _flush_buffer(device).zero_()
 
 
