@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, cast
@@ -100,9 +101,10 @@ def verify(
     ours = _train(pm, lambda: pm.train_step(*args, **kwargs), steps)
     first = plan.stages[0].devices[0]
     report: list[VerifyReport | None] = [None]
+    trainings = _gathered(plan, ours)
     if not dist.is_initialized() or dist.get_rank() == first:
         about, reference, step = _reference(plan, graph, model, inputs, batch, loss_fn, device)
-        report[0] = _compare(ours, _train(reference, step, steps), about)
+        report[0] = _compare(trainings, _train(reference, step, steps), about)
     if dist.is_initialized():
         dist.broadcast_object_list(report, first, device=device)
     return cast(VerifyReport, report[0])
@@ -128,6 +130,11 @@ class _Training:
     gradients: dict[str, Tensor]
     parameters: dict[str, Tensor]
 
+    def on_cpu(self) -> _Training:
+        """The same in memory that any rank can read."""
+        moved = ({n: t.detach().cpu() for n, t in named.items()} for named in (self.gradients, self.parameters))
+        return _Training(self.losses, *moved)
+
 
 def _train(module: nn.Module, step: Callable[[], Tensor], steps: int) -> _Training:
     """AdamW steps; `step` leaves gradients and returns the loss. Whole tensors are gathered: collective."""
@@ -143,6 +150,20 @@ def _train(module: nn.Module, step: Callable[[], Tensor], steps: int) -> _Traini
             optimizer.step()
             optimizer.zero_grad()
     return _Training(losses, gradients, {n: _whole(p.detach()) for n, p in named.items()})
+
+
+def _gathered(plan: PlanRecord, ours: _Training) -> list[_Training]:
+    """What came out on the first rank of each group of devices, given to the first rank of all.
+
+    Each has the parameters of its own stages; those that several have are compared on each.
+    """
+    firsts = [stage.devices[0] for stage in plan.stages[: plan.pp_degree]]
+    if len(firsts) == 1:
+        return [ours]
+    rank = dist.get_rank()
+    found: list[_Training | None] | None = [None] * dist.get_world_size() if rank == firsts[0] else None
+    dist.gather_object(ours.on_cpu() if rank in firsts else None, found, firsts[0])
+    return [one for one in found or () if one is not None]
 
 
 def _whole(tensor: Tensor) -> Tensor:
@@ -198,15 +219,21 @@ def _copy(model: nn.Module, dtype: str, device: torch.device, seed: int) -> nn.M
     return twin
 
 
-def _compare(ours: _Training, theirs: _Training, about: str) -> VerifyReport:
+def _compare(ours: list[_Training], theirs: _Training, about: str) -> VerifyReport:
     largest_gradient = max((float(g.abs().max()) for g in theirs.gradients.values() if g.numel()), default=0.0)
     floor = 1e-6 * largest_gradient
-    losses = [abs(a - b) / max(abs(b), floor) for a, b in zip(ours.losses, theirs.losses, strict=True)]
+    pairs = [pair for one in ours for pair in zip(one.losses, theirs.losses, strict=True)]
+    losses = [abs(a - b) / max(abs(b), floor) for a, b in pairs]
     return VerifyReport(
-        ours.losses[0], theirs.losses[0], max(losses), _largest(ours.gradients, theirs.gradients, floor),
-        _largest(ours.parameters, theirs.parameters, floor),
-        tuple(n for n in theirs.gradients if n not in ours.gradients), len(losses), about,
+        ours[0].losses[0], theirs.losses[0], max(losses),
+        _worst([_largest(one.gradients, theirs.gradients, floor) for one in ours]),
+        _worst([_largest(one.parameters, theirs.parameters, floor) for one in ours]),
+        tuple(n for n in theirs.gradients if not any(n in one.gradients for one in ours)), len(theirs.losses), about,
     )  # fmt: skip
+
+
+def _worst(differences: list[Difference]) -> Difference:
+    return max(differences, key=lambda d: float("inf") if math.isnan(d.value) else d.value)
 
 
 def _largest(ours: dict[str, Tensor], theirs: dict[str, Tensor], floor: float) -> Difference:

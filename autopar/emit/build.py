@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch import nn
 
+from autopar.cells import refusal
 from autopar.emit import materialize
-from autopar.emit.groups import Axes, StageGroups
+from autopar.emit.crossing import check_stages
+from autopar.emit.groups import StageGroups
 from autopar.emit.inputs import Names
-from autopar.emit.layers import LayerModule, ParameterHolder, StageModule
+from autopar.emit.joined import join, stage_alone
 from autopar.emit.loss_weights import EqualWeights, Weights, microbatch_weights
-from autopar.emit.module import ParallelModule, Runtime
-from autopar.emit.parameters import StageParameter, local
-from autopar.emit.program import ProgramCode
-from autopar.emit.route import Visit, plan_route
-from autopar.emit.storage import Storage, parameter_uses, plan_storage, shard
+from autopar.emit.module import ParallelModule, Rows, Runtime
+from autopar.emit.parameters import local
+from autopar.emit.pipeline import PipelinedStage
+from autopar.emit.stage import Builder
 from autopar.errors import EmitError, PlanError
-from autopar.graph import REPLICATE, Layer, Layout, OpGraph
-from autopar.plan import LayerStrategy, PlanRecord, StagePlan
-from autopar.shard.localize import groups_of
-from autopar.shard.lower import lower_layer
-from autopar.shard.program import Program
-from autopar.shard.storage import Keeper
+from autopar.graph import OpGraph
+from autopar.plan import PlanRecord
 
 
 def emit(
@@ -44,22 +40,56 @@ def emit(
 
 def emit_alone(record: PlanRecord, graph: OpGraph, module: nn.Module, *, device: torch.device | str) -> ParallelModule:
     """The same model and seed on this rank alone: one device, one microbatch, nothing recomputed."""
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    whole = LayerStrategy((), (), {}, {})
-    stage = StagePlan(0, (rank,), (), (whole,), (0,) * len(graph.layers))
     request = replace(record.request, devices=1)
-    alone = replace(record, request=request, stages=(stage,), num_microbatches=1, alternatives=())
+    alone = replace(record, request=request, stages=(stage_alone(graph),), num_microbatches=1, alternatives=())
     return _build(alone, graph, module, torch.device(device), "global")
 
 
 def _build(record: PlanRecord, graph: OpGraph, module: nn.Module, device: torch.device, loss: str) -> ParallelModule:
-    groups = StageGroups(record.stages[0], device)
-    builder = Builder(record, graph, record.stages[0], groups, loss)
-    pm = ParallelModule(graph, record, Names(module), groups.ways(builder.placements[0].data_axes))
-    if groups.coordinate is not None:
-        pm.install(builder.runtime(module), module)
+    pipeline = None
+    if len(record.stages) > 1:
+        builders, rows, pipeline = join(record, graph, device, loss)
+    else:
+        builders = [Builder(record, graph, record.stages[0], StageGroups(record.stages[0], device))]
+        rows = _rows(builders[0], loss)
+    pm = ParallelModule(graph, record, Names(module), rows, pipeline)
+    runtimes: list[Runtime] = []
+    for builder in builders:
+        if builder.groups.coordinate is not None:
+            runtimes.append(builder.runtime(module, {n: p for r in runtimes for n, p in r.publics.items()}))
+    if runtimes:
+        fill(module, runtimes, record.request.seed, device, graph.aliases)
+        pm.install(tuple(runtimes), module)
+        if pipeline is not None:
+            pipeline.take([r.stage for r in runtimes if isinstance(r.stage, PipelinedStage)])
     pm.train(module.training)
     return pm
+
+
+def _rows(builder: Builder, loss: str) -> Rows:
+    """The rows of the ranks of a plan of one stage."""
+    weights: Weights = EqualWeights("mean")
+    if loss == "global":
+        visits, programs = zip(*((p.visit, p.program) for p in builder.placements), strict=True)
+        weights = microbatch_weights(builder.graph, visits, programs, builder.arrival, builder.groups)
+    return Rows(builder.groups, builder.placements[0].data_axes, weights)
+
+
+def fill(
+    module: nn.Module, runtimes: Sequence[Runtime], seed: int, device: torch.device, aliases: Mapping[str, str]
+) -> None:
+    """Put this rank's part of the module's values in place."""
+    held = {n for runtime in runtimes for n in (*runtime.publics, *runtime.buffers)}
+    with torch.no_grad():
+        for name, whole in materialize.values(module, device, seed, lambda n: aliases.get(n, n) in held):
+            name = aliases.get(name, name)
+            for runtime in runtimes:
+                if name in runtime.publics:
+                    storage, groups = runtime.storages[name], runtime.groups
+                    mine = storage.stored_shard(storage.compute_shard(whole, groups), groups)
+                    local(runtime.publics[name].detach()).copy_(mine)
+                elif name in runtime.buffers:
+                    runtime.buffers[name].copy_(whole)
 
 
 def check(record: PlanRecord, graph: OpGraph, loss: str) -> None:
@@ -71,8 +101,7 @@ def check(record: PlanRecord, graph: OpGraph, loss: str) -> None:
             f"the plan was made for a model with graph hash {record.fingerprint.graph}, this one has {graph.digest}: "
             f"layers, shapes or example inputs differ. Make a plan for this model."
         )
-    if len(record.stages) != 1:
-        raise EmitError(f"the plan has {len(record.stages)} pipeline stages; this version runs 1. Plan with pp=1.")
+    _check_pipeline(record, graph)
     if graph.loss is None:
         raise EmitError("the model returns no loss, so there is nothing to train on. Plan it with `loss_fn=...`.")
     if record.num_microbatches > 1 and loss == "global" and not graph.separable:
@@ -81,213 +110,21 @@ def check(record: PlanRecord, graph: OpGraph, loss: str) -> None:
             f"{graph.why_not_separable}. Plan with one microbatch, or give loss='mean_of_means'."
         )
     world = dist.get_world_size() if dist.is_initialized() else 1
-    needed = max(record.stages[0].devices) + 1
+    needed = max(d for stage in record.stages for d in stage.devices) + 1
     if world < needed or world != record.request.devices:
         raise PlanError(
-            f"the plan is for {record.request.devices} processes (its stage uses ranks up to {needed - 1}), this job "
+            f"the plan is for {record.request.devices} processes (its stages use ranks up to {needed - 1}), this job "
             f"has {world}. Start it with torchrun --nproc-per-node so that they agree, or make a plan for {world}."
         )
 
 
-def lower_stage(graph: OpGraph, stage: StagePlan) -> list[Program]:
-    """The program of each layer of the stage; equal ones are one object."""
-    sizes = tuple(axis.size for axis in stage.mesh)
-    found: dict[tuple[object, ...], Program] = {}
-    programs = []
-    for i, choice in enumerate(stage.assignment):
-        index = stage.first_layer + i
-        layer, front, behind = graph.layers[index], graph.cuts[index].main, graph.cuts[index + 1].main
-        places = [layer.inputs.index(n) if n in layer.inputs else -1 for n in (front, behind)]
-        places += [layer.outputs.index(behind)] if behind in layer.outputs else [-1]
-        key = (layer.class_index, choice, *places, repr(graph.values[front]), repr(graph.values[behind]))
-        if key not in found:
-            found[key] = lower_layer(graph, index, stage.strategies[choice], sizes)
-        programs.append(found[key])
-    return programs
-
-
-@dataclass(frozen=True)
-class Placement:
-    """A layer of the stage with its strategy, program and data axes."""
-
-    layer: Layer
-    strategy: LayerStrategy
-    program: Program
-    data_axes: Axes
-
-    @property
-    def visit(self) -> Visit:
-        """The layer's names and layouts on the stage's route."""
-        layouts, program = self.program.layouts, self.program
-        ins, outs = (tuple(layouts[n] for n in names) for names in (program.inputs, program.outputs))
-        return Visit(self.layer.inputs, ins, self.layer.outputs, outs)
-
-
-def place_layers(graph: OpGraph, stage: StagePlan) -> list[Placement]:
-    """Every layer of the stage, lowered."""
-    found = []
-    for i, program in enumerate(lower_stage(graph, stage)):
-        strategy = stage.strategies[stage.assignment[i]]
-        batch_dim = graph.values[graph.cuts[stage.first_layer + i].main].batch_dim
-        found.append(Placement(graph.layers[stage.first_layer + i], strategy, program, strategy.data_axes(batch_dim)))
-    return found
-
-
-def arrival_layouts(graph: OpGraph, data_axes: Axes, axes: int) -> dict[str, Layout]:
-    """How the model's inputs lie when a rank is given its rows: split by samples over `data_axes`."""
-    found: dict[str, Layout] = {}
-    for name in graph.inputs:
-        dim = graph.values[name].batch_dim
-        found[name] = tuple(dim if a in data_axes and dim is not None else REPLICATE for a in range(axes))
-    return found
-
-
-class Builder:
-    """Builds one stage. Every rank, idle ones too, walks the same way, as process groups are made on it."""
-
-    def __init__(self, record: PlanRecord, graph: OpGraph, stage: StagePlan, groups: StageGroups, loss: str) -> None:
-        self.record, self.graph, self.groups = record, graph, groups
-        self.placements = place_layers(graph, stage)
-        self.storages = plan_storages(graph, self.placements, record, len(stage.mesh))
-        visits = [p.visit for p in self.placements]
-        arrival = arrival_layouts(graph, self.placements[0].data_axes, len(stage.mesh))
-        whole = (REPLICATE,) * len(stage.mesh)
-        self.route = plan_route(graph, visits, arrival, {graph.loss or "": whole}, groups)
-        programs = [p.program for p in self.placements]
-        self.weights: Weights = EqualWeights("mean")
-        if loss == "global":
-            self.weights = microbatch_weights(graph, visits, programs, arrival, groups)
-        self._make_groups()
-
-    def _make_groups(self) -> None:
-        """Make the process groups in one order on all ranks."""
-        if self.groups.ways(self.groups.all_axes) == 1:
-            return
-        wanted = {axes for p in self.placements for axes in groups_of(p.program)}
-        wanted |= {p.data_axes for p in self.placements} | {self.groups.all_axes}
-        for storage in self.storages.values():
-            wanted |= {*storage.mesh_dims(self.groups), storage.chunk_axes, storage.sum_axes, storage.remaining_axes}
-        for axes in sorted(wanted - {()}):
-            self.groups.group(axes)
-
-    def runtime(self, module: nn.Module) -> Runtime:
-        """What this rank runs, with the values of `module` in place."""
-        buffers = {n: torch.empty_like(module.get_buffer(n), device=self.groups.device) for n in self.graph.buffers}
-        used = {n for p in self.placements for n in p.layer.params}
-        steps = {n: self._step_parameter(s) for n, s in self.storages.items() if s.keeper is Keeper.STEP and n in used}
-        stage, held = self._stage(buffers, steps)
-        publics = {n: p.public for n, p in steps.items()}
-        publics |= {n: self._public(s, self._empty(s)) for n, s in self.storages.items() if n not in used}
-        kept = []
-        for name, (holder, attribute) in held.items():
-            sharded = holder.get_parameter(attribute)
-            kept.append((self.storages[name], sharded))
-            publics[name] = self._public(self.storages[name], local(sharded.detach()))
-        self._fill(module, publics, buffers)
-        return Runtime(stage, self.groups, self.storages, {n: publics[n] for n in self.storages}, buffers,
-                       tuple(steps.values()), tuple(kept), self.placements[0].data_axes, self.weights)  # fmt: skip
-
-    def _step_parameter(self, storage: Storage) -> StageParameter:
-        stored = self._empty(storage)
-        return StageParameter(storage, stored, self._public(storage, stored), self._compute_shape(storage))
-
-    def _empty(self, storage: Storage) -> Tensor:
-        """Memory for what this rank stores of a parameter."""
-        computed = torch.empty(self._compute_shape(storage), device="meta")
-        shape = storage.stored_shard(computed, self.groups).shape
-        return torch.empty(shape, dtype=storage.dtype, device=self.groups.device)
-
-    def _public(self, storage: Storage, stored: Tensor) -> nn.Parameter:
-        return nn.Parameter(storage.as_dtensor(stored, self.groups), storage.trainable)
-
-    def _compute_shape(self, storage: Storage) -> torch.Size:
-        return storage.compute_shard(torch.empty(storage.shape, device="meta"), self.groups).shape
-
-    def _stage(self, buffers: dict[str, Tensor], steps: dict[str, StageParameter]) -> tuple[StageModule, Held]:
-        """The stage on this rank, and where FSDP's parameters are held."""
-        codes: dict[int, ProgramCode] = {}
-        modules = []
-        for i, placement in enumerate(self.placements):
-            code = codes.setdefault(id(placement.program), ProgramCode(placement.program, self.groups))
-            modules.append(LayerModule(i, code, placement.strategy.recompute == "full"))
-        stage = StageModule(modules, self.route)
-        shared = shared_parameters(self.placements)
-        held: Held = {}
-        for placement, layer in zip(self.placements, modules, strict=True):
-            for name in placement.layer.params:
-                if name in steps:
-                    layer.sources.append(steps[name].source)
-                    continue
-                if name not in held:
-                    holder = stage if name in shared else layer
-                    held[name] = holder, self._hold(holder, self.storages[name])
-                layer.sources.append(held[name][0].reader(held[name][1]))
-            self._read_buffers(placement, layer, buffers)
-        if held:
-            self._fully_shard(stage, modules, held)
-        return stage, held
-
-    def _hold(self, holder: ParameterHolder, storage: Storage) -> str:
-        tensor = torch.empty(self._compute_shape(storage), dtype=storage.dtype, device="meta")
-        return holder.hold(storage.name, tensor, storage.trainable)
-
-    def _read_buffers(self, placement: Placement, layer: LayerModule, buffers: dict[str, Tensor]) -> None:
-        for name, local_name in zip(placement.layer.buffers, placement.program.buffers, strict=True):
-            part = shard(buffers[name], placement.program.layouts[local_name], self.groups)
-            layer.sources.append(lambda part=part: part)  # type: ignore[misc]
-
-    def _fully_shard(self, stage: StageModule, modules: list[LayerModule], held: Held) -> None:
-        """Hand layers to FSDP2, then the stage: without a root of its own each microbatch would end a step."""
-        policy = self.record.request.policy
-        precision = MixedPrecisionPolicy(
-            getattr(torch, policy.compute), getattr(torch, policy.gradients), cast_forward_inputs=False
-        )
-        for placement, layer in zip(self.placements, modules, strict=True):
-            if any(holder is layer for holder, _ in held.values()):
-                line = self.groups.line(placement.data_axes)
-                fully_shard(layer, mesh=line, reshard_after_forward=placement.strategy.zero == 3, mp_policy=precision)
-        own = next((self.storages[n].chunk_axes for n, (holder, _) in held.items() if holder is stage), None)
-        line = self.groups.line(own or self.groups.all_axes)
-        fully_shard(stage, mesh=line, reshard_after_forward=False, mp_policy=precision)
-        for module in stage.modules():
-            if isinstance(module, FSDPModule):
-                module.set_gradient_divide_factor(1.0)  # losses are normalised already: gradients are sums
-                module.set_force_sum_reduction_for_comms(True)
-        stage.to_empty(device=self.groups.device)
-
-    def _fill(self, module: nn.Module, publics: dict[str, nn.Parameter], buffers: dict[str, Tensor]) -> None:
-        """Put this rank's part of the module's values in place."""
-        aliases = self.graph.aliases
-        with torch.no_grad():
-            for name, whole in materialize.values(module, self.groups.device, self.record.request.seed):
-                name = aliases.get(name, name)
-                if name in publics:
-                    storage = self.storages[name]
-                    mine = storage.stored_shard(storage.compute_shard(whole, self.groups), self.groups)
-                    local(publics[name].detach()).copy_(mine)
-                elif name in buffers:
-                    buffers[name].copy_(whole)
-
-
-Held: TypeAlias = "dict[str, tuple[ParameterHolder, str]]"
-"""Where FSDP's parameters are: the module that holds each, and under which attribute."""
-
-
-def shared_parameters(placements: list[Placement]) -> set[str]:
-    """Parameters that more than one layer reads."""
-    layers = [set(p.layer.params) for p in placements]
-    return {n for i, names in enumerate(layers) for n in names if any(n in other for other in layers[i + 1 :])}
-
-
-def plan_storages(graph: OpGraph, placements: list[Placement], record: PlanRecord, axes: int) -> dict[str, Storage]:
-    """The storage of every parameter.
-
-    FSDP2 has one mesh for the parameters that several layers share: those that need another are kept by us.
-    """
-    uses = parameter_uses(graph, ((p.layer, p.strategy, p.data_axes, p.program.layouts) for p in placements))
-    found = {n: plan_storage(n, spec, uses[n], record.request.policy, axes) for n, spec in graph.params.items()}
-    shared = [s for n, s in found.items() if n in shared_parameters(placements) and s.keeper is Keeper.FSDP]
-    for storage in shared:
-        if storage.chunk_axes != shared[0].chunk_axes:
-            found[storage.name] = replace(storage, zero=1)
-    return found
+def _check_pipeline(record: PlanRecord, graph: OpGraph) -> None:
+    """Raise EmitError where the plan's schedule can't be run, PlanError where its stages don't fit the model."""
+    if len(record.stages) == 1:
+        return
+    strategies = [strategy for stage in record.stages for strategy in stage.strategies]
+    zero, recompute = {s.zero for s in strategies}, {s.recompute for s in strategies}
+    count, groups = record.num_microbatches, record.pp_degree
+    if reason := refusal(record.schedule, zero, recompute, len(record.stages), count, groups):
+        raise EmitError(f"the plan can't be run: {reason}. Make the plan anew.")
+    check_stages(graph, record.stages, groups)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from autopar.emit.groups import StageGroups
+from autopar.emit.groups import Axes, StageGroups
 from autopar.emit.program import ProgramCode, outputs_only
 from autopar.emit.route import Route, Visit, plan_route
 from autopar.graph import Layout, LossForm, OpGraph
@@ -38,16 +38,22 @@ class CountedWeights:
     """Each microbatch weighs as much as the targets in it that count, found by running the layers' way to them."""
 
     def __init__(
-        self, form: LossForm, codes: list[ProgramCode], route: Route, layout: Layout, groups: StageGroups
+        self,
+        form: LossForm,
+        codes: list[ProgramCode],
+        route: Route,
+        axes: Axes,
+        groups: StageGroups,
+        own_rows: bool = False,
     ) -> None:
-        self._form, self._codes, self._route, self._groups = form, codes, route, groups
-        self._axes = tuple(a for a, p in enumerate(layout) if p >= 0)
+        self._form, self._codes, self._route, self._groups, self._axes = form, codes, route, groups, axes
+        self._ways = groups.ways(axes) if own_rows else 1
 
     def __call__(self, parts: Sequence[dict[str, Tensor]], batch: int) -> list[float]:
         """The weight of each of `parts`, microbatches of `batch` samples; they sum to 1."""
         if len(parts) == 1:
             return [1.0]
-        counts = torch.stack([self._count(part, batch) for part in parts])
+        counts = torch.stack([self._count(part, batch // self._ways) for part in parts])
         if self._axes:
             dist.all_reduce(counts, group=self._groups.group(self._axes))
         found: list[int] = counts.tolist()
@@ -65,8 +71,12 @@ def microbatch_weights(
     programs: Sequence[Program],
     arrival: dict[str, Layout],
     groups: StageGroups,
+    rows: tuple[StageGroups, Axes] | None = None,
 ) -> Weights:
-    """What weighs the microbatches of a global loss. `visits` and `programs` are those of all layers of the model."""
+    """What weighs the microbatches of a global loss. `visits` and `programs` are those of all layers of the model.
+
+    With `rows` the programs are run on a rank's own rows alone, which are dealt over these axes.
+    """
     form = graph.loss_form
     if form is None or form.kind != "count":  # without a form there is one microbatch
         return EqualWeights(form.kind if form else "mean")
@@ -75,7 +85,10 @@ def microbatch_weights(
     target, layout = call.operands[place], call.operand_layouts[place]
     kept, cut = zip(*_ways_to(target, visits[: form.layer + 1], programs[: form.layer + 1]), strict=True)
     route = plan_route(graph, kept, arrival, {GOAL: layout}, groups)
-    return CountedWeights(form, [ProgramCode(p, groups) for p in cut], route, layout, groups)
+    codes = [ProgramCode(p, groups) for p in cut]
+    if rows is not None:
+        return CountedWeights(form, codes, route, rows[1], rows[0], own_rows=True)
+    return CountedWeights(form, codes, route, tuple(a for a, p in enumerate(layout) if p >= 0), groups)
 
 
 GOAL = "<targets of the loss>"

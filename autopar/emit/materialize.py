@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -12,19 +12,21 @@ from autopar.emit.torch_private import own_tensors, put_tensor
 from autopar.errors import EmitError
 
 
-def values(module: nn.Module, device: torch.device, seed: int) -> Iterator[tuple[str, Tensor]]:
+def values(
+    module: nn.Module, device: torch.device, seed: int, wanted: Callable[[str], bool] = lambda _: True
+) -> Iterator[tuple[str, Tensor]]:
     """Each parameter and buffer (further names of tied ones left out) with its whole value, one module at a time.
 
     A real tensor is given as it is. Of a module on meta, each submodule that owns tensors is made real alone on
     `device`, initialised by its own `reset_parameters()` and then by the model's `_init_weights(...)` of it and of
     every module around it (Transformers' convention), and dropped. Random numbers are seeded with `seed` and the
     submodule's name: values depend neither on the plan nor on the number of ranks, but differ from those of a model
-    initialised in one go. Raises EmitError where values stay unset.
+    initialised in one go. Those whose names are not `wanted` are left out. Raises EmitError where values stay unset.
     """
     seen: set[int] = set()
     for name, owner in module.named_modules():
         own = own_tensors(owner)
-        new = {k: t for k, t in own.items() if id(t) not in seen}
+        new = {k: t for k, t in own.items() if id(t) not in seen and wanted(_join(name, k))}
         seen.update(map(id, own.values()))
         if any(t.is_meta for t in new.values()):
             made = _initialised(module, name, own, device, seed)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -15,7 +16,8 @@ from autopar.emit.groups import Axes, StageGroups
 from autopar.emit.inputs import Names, check_inputs, microbatches, rows_of
 from autopar.emit.layers import StageModule
 from autopar.emit.loss_weights import Weights
-from autopar.emit.parameters import StageParameter, finish_gradients, local, reduce_gradients, refresh
+from autopar.emit.parameters import StageParameter, add_gradient, finish_gradients, local, reduce_gradients, refresh
+from autopar.emit.pipeline import Feed, Pipeline
 from autopar.emit.storage import Storage
 from autopar.emit.torch_private import is_persistent, norms_of, scale_all
 from autopar.errors import EmitError
@@ -25,7 +27,7 @@ from autopar.plan import PlanRecord
 
 @dataclass(frozen=True)
 class Runtime:
-    """What a rank of a stage runs.
+    """What a rank runs of one stage.
 
     `publics` are the parameters as the optimizer sees them, in the model's order; `kept` those that FSDP2 keeps, with
     its own sharded tensor, whose memory the public one shares.
@@ -38,8 +40,24 @@ class Runtime:
     buffers: dict[str, Tensor]
     steps: tuple[StageParameter, ...]
     kept: tuple[tuple[Storage, nn.Parameter], ...]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which rows of the global batch a rank is given, and what its microbatches weigh in the loss.
+
+    `groups` is this rank's group of devices as the first stage's mesh has it, `data_axes` those of its axes that the
+    rows are dealt over.
+    """
+
+    groups: StageGroups
     data_axes: Axes
     weights: Weights
+
+    @property
+    def ways(self) -> int:
+        """Into how many parts the global batch is dealt."""
+        return self.groups.ways(self.data_axes)
 
 
 class ParallelModule(nn.Module):
@@ -47,27 +65,35 @@ class ParallelModule(nn.Module):
 
     Parameters, buffers and state_dict carry the model's own names; parameters are DTensors (plain tensors without
     torch.distributed) that hold this rank's shard. Every rank of the plan passes the rows of its `data_parallel_rank`.
-    On ranks the plan leaves idle there are no parameters and `data_parallel_rank` is None.
+    On ranks the plan leaves idle there are no parameters and `data_parallel_rank` is None. Under a pipeline a rank has
+    the parameters and buffers of its own stages only; tied ones are on all ranks whose stages use them, and kept equal.
     """
 
-    def __init__(self, graph: OpGraph, record: PlanRecord, names: Names, data_parallel_size: int) -> None:
+    def __init__(
+        self, graph: OpGraph, record: PlanRecord, names: Names, rows: Rows, pipeline: Pipeline | None = None
+    ) -> None:
         super().__init__()
-        self.data_parallel_size = data_parallel_size
+        self.data_parallel_size = rows.ways
         self._graph = graph
         self._record = record
         self._names = names
+        self._rows = rows
+        self._pipeline = pipeline
         self._steps = 0
-        self._runtime: Runtime | None = None
+        self._runtimes: tuple[Runtime, ...] = ()
 
-    def install(self, runtime: Runtime, module: nn.Module) -> None:
-        """Take `runtime`, and register its parameters and buffers under the names they have in `module`."""
-        self._runtime = runtime
+    def install(self, runtimes: tuple[Runtime, ...], module: nn.Module) -> None:
+        """Take `runtimes`, and register their parameters and buffers under the names they have in `module`."""
+        self._runtimes = runtimes
         aliases = self._graph.aliases
+        publics = {n: p for runtime in runtimes for n, p in runtime.publics.items()}
+        buffers = {n: b for runtime in runtimes for n, b in runtime.buffers.items()}
         for name, _ in module.named_parameters(remove_duplicate=False):
-            owner, key = self._owner(name)
-            owner.register_parameter(key, runtime.publics[aliases.get(name, name)])
+            if aliases.get(name, name) in publics:
+                owner, key = self._owner(name)
+                owner.register_parameter(key, publics[aliases.get(name, name)])
         for name, _ in module.named_buffers(remove_duplicate=False):
-            tensor = runtime.buffers.get(aliases.get(name, name))
+            tensor = buffers.get(aliases.get(name, name))
             if tensor is not None:
                 owner, key = self._owner(name)
                 path, _, _ = name.rpartition(".")
@@ -84,16 +110,16 @@ class ParallelModule(nn.Module):
         return owner, key
 
     @property
-    def runtime(self) -> Runtime | None:
-        """What this rank runs; None on an idle rank."""
-        return self._runtime
+    def runtimes(self) -> tuple[Runtime, ...]:
+        """What this rank runs: each of its stages; none on an idle rank."""
+        return self._runtimes
 
     # --- what a script calls ------------------------------------------------------------------------------------
 
     @property
     def data_parallel_rank(self) -> int | None:
         """Which part of the global batch this rank is to be given; None on an idle rank."""
-        return None if self._runtime is None else self._runtime.groups.index(self._runtime.data_axes)
+        return self._rows.groups.index(self._rows.data_axes) if self._runtimes else None
 
     def train_step(self, *args: Any, **inputs: Any) -> Tensor:
         """Forward and backward over all microbatches; adds the synchronised gradients to `.grad`.
@@ -114,17 +140,24 @@ class ParallelModule(nn.Module):
             self.train(was_training)
 
     def forward(self, *args: Any, **inputs: Any) -> Tensor:
-        """The loss of the global batch taken at once (one microbatch); `backward()` leaves synchronised gradients."""
+        """The loss of the global batch taken at once (one microbatch); `backward()` leaves synchronised gradients.
+
+        Raises EmitError under a pipeline.
+        """
+        if self._pipeline is not None:
+            raise EmitError(
+                "a pipeline runs forward and backward of several microbatches at once, so there is no loss to call "
+                "backward() on. Call train_step(**batch) instead of the module, or plan with pp=1."
+            )
         values = self._values(args, inputs)
         self._begin()
         return self._run(values, on_backward=self._synchronise if torch.is_grad_enabled() else None)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale gradients so that their norm over the whole model is at most `max_norm`; returns the norm before."""
-        runtime = self._active()
-        norm = self._grad_norm(runtime, norm_type)
+        norm = self._grad_norm(norm_type)
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        gradients = [local(p.grad) for p in runtime.publics.values() if p.grad is not None]
+        gradients = [local(p.grad) for p in self._owned() if p.grad is not None]
         if gradients:
             scale_all(gradients, scale)
         return norm
@@ -132,8 +165,8 @@ class ParallelModule(nn.Module):
     def train(self, mode: bool = True) -> ParallelModule:
         """Switch dropout on or off."""
         super().train(mode)
-        if self._runtime is not None:
-            self._runtime.stage.train(mode)
+        for runtime in self._runtimes:
+            runtime.stage.train(mode)
         return self
 
     def _apply(self, *_: Any, **__: Any) -> NoReturn:
@@ -141,35 +174,77 @@ class ParallelModule(nn.Module):
 
     # --- how ----------------------------------------------------------------------------------------------------
 
-    def _active(self) -> Runtime:
-        if self._runtime is None:
+    def _active(self) -> tuple[Runtime, ...]:
+        if not self._runtimes:
             raise EmitError(
                 "this rank is idle under the plan: it may only call train_step() and eval_step(), without inputs. "
                 "Check `pm.data_parallel_rank is None`."
             )
-        return self._runtime
+        return self._runtimes
+
+    @property
+    def _device(self) -> torch.device:
+        return self._rows.groups.device
 
     def _values(self, args: tuple[Any, ...], inputs: dict[str, Any]) -> dict[str, Tensor]:
-        return check_inputs(self._graph, self._names.of(args, inputs), self._active().groups.device)
+        self._active()
+        return check_inputs(self._graph, self._names.of(args, inputs), self._device)
 
     def _step(self, args: tuple[Any, ...], inputs: dict[str, Any], train: bool) -> Tensor:
-        if self._runtime is None:
-            return self._announce(torch.zeros((), dtype=self._loss_dtype))
-        runtime = self._runtime
-        parts = microbatches(self._graph, self._values(args, inputs), self._record.num_microbatches)
-        weights = runtime.weights(parts, rows_of(self._graph, parts[0]) * self.data_parallel_size)
+        if self._pipeline is None:
+            return self._announce(self._accumulate(args, inputs, train))
+        with self._located():
+            return self._announce(self._pipelined(self._pipeline, args, inputs, train))
+
+    def _accumulate(self, args: tuple[Any, ...], inputs: dict[str, Any], train: bool) -> Tensor:
+        """The microbatches one after the other; 0 on an idle rank."""
+        total = torch.zeros((), device=self._device, dtype=self._loss_dtype)
+        if not self._runtimes:
+            return total
+        feed = self._feed(args, inputs)
         self._begin()
-        total = torch.zeros((), device=runtime.groups.device, dtype=self._loss_dtype)
-        for k, (part, weight) in enumerate(zip(parts, weights, strict=True)):
+        for k, (part, weight) in enumerate(zip(feed.parts, feed.weights, strict=True)):
             if not weight:
                 continue  # nothing in it counts, and its own mean would be 0/0
-            loss = self._run(part, k, len(parts)) * weight
+            loss = self._run(part, k, len(feed.parts)) * weight
             if train:
                 loss.backward()
             total += loss.detach()
         if train:
             self._synchronise()
-        return self._announce(total)
+        return total
+
+    def _pipelined(self, pipeline: Pipeline, args: tuple[Any, ...], inputs: dict[str, Any], train: bool) -> Tensor:
+        """All microbatches by the plan's schedule; the loss on the last stage, 0 elsewhere."""
+        if not self._runtimes:
+            return torch.zeros((), device=self._device, dtype=self._loss_dtype)
+        feed = self._feed(args, inputs)
+        self._begin()
+        rows = rows_of(self._graph, feed.parts[0])
+        feed.draws = [self._draw(rows, k, len(feed.parts)) for k in range(len(feed.parts))]
+        total = pipeline.run(feed, train)
+        if train:
+            self._synchronise()
+        return total
+
+    def _feed(self, args: tuple[Any, ...], inputs: dict[str, Any]) -> Feed:
+        """This rank's rows as microbatches, with their weights in the loss."""
+        parts = microbatches(self._graph, self._values(args, inputs), self._record.num_microbatches)
+        batch = rows_of(self._graph, parts[0]) * self.data_parallel_size
+        return Feed(parts, self._rows.weights(parts, batch), batch=batch)
+
+    @contextmanager
+    def _located(self) -> Iterator[None]:
+        """Let what breaks off a pipeline (a rank that is gone, a hang that has timed out) say where this rank was."""
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise EmitError(
+                f"rank {dist.get_rank()} at step {self._steps}: the pipeline broke off: {error}. Look at what the "
+                f"other ranks say; a rank that waits for one that is gone says so after the job's timeout."
+            ) from error
 
     @property
     def _loss_dtype(self) -> torch.dtype:
@@ -178,66 +253,95 @@ class ParallelModule(nn.Module):
 
     def _begin(self) -> None:
         """Let everything that was gathered or cast be made anew from the stored values."""
-        runtime = self._active()
         self._steps += 1
-        refresh(runtime.steps, runtime.groups)
-        for module in runtime.stage.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+        for runtime in self._active():
+            refresh(runtime.steps, runtime.groups)
+            for module in runtime.stage.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
 
     def _run(
         self, values: dict[str, Tensor], k: int = 0, parts: int = 1, on_backward: Callable[[], None] | None = None
     ) -> Tensor:
         """The loss of microbatch `k` of `parts`."""
-        runtime, rows = self._active(), rows_of(self._graph, values)
-        draw = self._draw(rows, k, parts) if self.training and runtime.stage.draws else None
+        (runtime,), rows = self._active(), rows_of(self._graph, values)
+        draw = self._draw(rows, k, parts)
         loss: Tensor = runtime.stage(values, rows * self.data_parallel_size, draw, on_backward)
         return loss
 
-    def _draw(self, rows: int, k: int, parts: int) -> Tensor:
-        """Seed of this step, then the number in the global batch of each sample of a global microbatch."""
+    def _draw(self, rows: int, k: int, parts: int) -> Tensor | None:
+        """Seed of this step, then the number in the global batch of each sample of a global microbatch.
+
+        None where nothing is drawn.
+        """
+        if not (self.training and any(runtime.stage.draws for runtime in self._runtimes)):
+            return None
         seed = (self._record.request.seed * 1_000_003 + self._steps << 16) % (1 << 62)
         first = torch.arange(self.data_parallel_size).unsqueeze(1) * (rows * parts) + k * rows
         samples = (first + torch.arange(rows)).flatten()
-        return torch.cat([torch.tensor([seed]), samples]).to(self._active().groups.device)
+        return torch.cat([torch.tensor([seed]), samples]).to(self._device)
 
     def _announce(self, loss: Tensor) -> Tensor:
-        """The loss on idle ranks, too."""
-        stage = self._record.stages[0]
-        if len(stage.devices) < self._record.request.devices:
-            dist.broadcast(loss, stage.devices[0])
+        """The loss on ranks that have not computed it, too."""
+        stages = self._record.stages
+        if len(stages) > 1 or len(stages[0].devices) < self._record.request.devices:
+            dist.broadcast(loss, stages[-1].devices[0])
         return loss
 
     @torch.no_grad()
     def _synchronise(self) -> None:
         """Bring the gradients of all finished backward passes to `.grad`."""
-        runtime = self._active()
-        gradients = reduce_gradients(runtime.steps, runtime.groups)
-        for storage, parameter in runtime.kept:
-            if parameter.grad is not None:
-                gradients.append((storage, local(parameter.grad), storage.remaining_axes))
-                parameter.grad = None
-        finish_gradients(gradients, runtime.publics, runtime.groups)
+        found: dict[str, Tensor] = {}
+        for runtime in self._active():
+            for name, gradient in _gradients(runtime).items():
+                found[name] = found[name].add_(gradient) if name in found else gradient
+        if self._pipeline is not None:
+            self._pipeline.teams.sum_tied(found, {n: local(p) for n, p in self._publics().items()})
+        for runtime in self._active():
+            for name in [n for n in runtime.publics if n in found]:
+                add_gradient(runtime.storages[name], found.pop(name), runtime.publics[name], runtime.groups)
+
+    def _publics(self) -> dict[str, nn.Parameter]:
+        return {n: p for runtime in self._runtimes for n, p in runtime.publics.items()}
+
+    def _owned(self) -> list[nn.Parameter]:
+        self._active()
+        return list(self._publics().values())
 
     @torch.no_grad()
-    def _grad_norm(self, runtime: Runtime, norm_type: float) -> Tensor:
+    def _grad_norm(self, norm_type: float) -> Tensor:
         """Norm over the whole model: each rank adds its shards, a shard held by n ranks with 1/n of its weight."""
-        groups = runtime.groups
-        found = [(runtime.storages[n], local(p.grad)) for n, p in runtime.publics.items() if p.grad is not None]
-        everywhere = torch.zeros((), device=groups.device, dtype=torch.float64 if _wide(found) else torch.float32)
-        if not found:
-            return everywhere
-        norms = torch.stack([n.to(everywhere.dtype) for n in norms_of([g for _, g in found], norm_type)])
-        if norm_type == float("inf"):
-            everywhere = norms.max()
-        else:
-            copies = torch.tensor([groups.ways(s.whole_axes(groups)) for s, _ in found], device=norms.device)
-            everywhere = (norms**norm_type / copies).sum()
-        if groups.ways(groups.all_axes) > 1:
-            op = dist.ReduceOp.MAX if norm_type == float("inf") else dist.ReduceOp.SUM
-            dist.all_reduce(everywhere, op=op, group=groups.group(groups.all_axes))
-        return everywhere if norm_type == float("inf") else everywhere ** (1 / norm_type)
+        wide = self._record.request.policy.parameters == "float64"
+        everywhere = torch.zeros((), device=self._device, dtype=torch.float64 if wide else torch.float32)
+        infinite = norm_type == float("inf")
+        found = {n: (r, p.grad) for r in self._active() for n, p in r.publics.items() if p.grad is not None}
+        if self._pipeline is not None:
+            found = {n: one for n, one in found.items() if self._pipeline.teams.counts(n)}
+        if found:
+            each = norms_of([local(gradient) for _, gradient in found.values()], norm_type)
+            norms = torch.stack([n.to(everywhere.dtype) for n in each])
+            copies = [r.groups.ways(r.storages[n].whole_axes(r.groups)) for n, (r, _) in found.items()]
+            shares = 1 / torch.tensor(copies, device=norms.device, dtype=norms.dtype)
+            everywhere = norms.max() if infinite else (norms**norm_type * shares).sum()
+        group = self._everyone
+        if group is not None:
+            dist.all_reduce(everywhere, op=dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM, group=group)
+        return everywhere if infinite else everywhere ** (1 / norm_type)
+
+    @property
+    def _everyone(self) -> dist.ProcessGroup | None:
+        """The group of all ranks that hold a part of the model; None where it is this one alone."""
+        if self._pipeline is not None:
+            return self._pipeline.teams.everyone
+        groups = self._rows.groups
+        return groups.group(groups.all_axes) if groups.ways(groups.all_axes) > 1 else None
 
 
-def _wide(found: list[tuple[Storage, Tensor]]) -> bool:
-    return any(g.dtype == torch.float64 for _, g in found)
+def _gradients(runtime: Runtime) -> dict[str, Tensor]:
+    """This rank's shards of a stage's gradients, summed over its ranks, since they were last taken."""
+    gradients = reduce_gradients(runtime.steps, runtime.groups)
+    for storage, parameter in runtime.kept:
+        if parameter.grad is not None:
+            gradients.append((storage, local(parameter.grad), storage.remaining_axes))
+            parameter.grad = None
+    return finish_gradients(gradients, runtime.groups)

@@ -96,16 +96,16 @@ def reduce_gradients(parameters: Sequence[StageParameter], groups: StageGroups) 
     return [(p.storage, gradients[p.storage.name], p.storage.remaining_axes) for p in trained]
 
 
-def finish_gradients(
-    gradients: Sequence[tuple[Storage, Tensor, Axes]], publics: dict[str, nn.Parameter], groups: StageGroups
-) -> None:
-    """Sum what is still to be summed and add the result to the optimizer's `.grad`."""
+def finish_gradients(gradients: Sequence[tuple[Storage, Tensor, Axes]], groups: StageGroups) -> dict[str, Tensor]:
+    """Sum what is still to be summed: this rank's stored shard of each gradient, by the parameter's name."""
     for axes, members in _by_axes([(axes, gradient) for _, gradient, axes in gradients]):
         if axes:
             buckets.all_reduce(members, groups.group(axes))
-    for storage, gradient, _ in gradients:
-        mine = gradient if not storage.chunk_axes or storage.scatters else storage.stored_shard(gradient, groups)
-        add_gradient(storage, mine.to(storage.dtype), publics[storage.name], groups)
+    return {s.name: _stored_part(s, gradient, groups).to(s.dtype) for s, gradient, _ in gradients}
+
+
+def _stored_part(storage: Storage, gradient: Tensor, groups: StageGroups) -> Tensor:
+    return gradient if not storage.chunk_axes or storage.scatters else storage.stored_shard(gradient, groups)
 
 
 def add_gradient(storage: Storage, gradient: Tensor, public: nn.Parameter, groups: StageGroups) -> None:

@@ -10,6 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
+from torch.distributed.pipelining._backward import stage_backward
+from torch.distributed.pipelining.schedules import RESHARD, UNSHARD
+
+__all__ = [
+    "RESHARD", "UNSHARD", "at_end_of_backward", "backward_of_stage", "copy_all", "is_persistent", "job_timeout",
+    "norms_of", "own_tensors", "put_tensor", "scale_all",
+]  # fmt: skip
 
 
 def job_timeout() -> timedelta:
@@ -57,3 +64,8 @@ def put_tensor(owner: nn.Module, name: str, tensor: Tensor) -> None:
     """Let `tensor` be the parameter or buffer called `name`, whatever is there now."""
     place: dict[str, Any] = owner._parameters if name in owner._parameters else owner._buffers
     place[name] = tensor
+
+
+def backward_of_stage(arguments: dict[str, Any]) -> tuple[Tensor | None, ...]:
+    """The backward pass of a pipeline stage; returns the gradients of its inputs."""
+    return stage_backward(arguments["stage_output"], arguments["output_grads"], arguments["input_values"])

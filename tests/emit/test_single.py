@@ -83,8 +83,7 @@ def test_mean_of_means_weighs_microbatches_equally() -> None:
 
 def test_code_is_shared_by_equal_layers_and_readable() -> None:
     """Equal layers run one generated function, whose text calls the model's operators on named values."""
-    runtime = parallel("gpt").runtime
-    assert runtime is not None
+    (runtime,) = parallel("gpt").runtimes
     first, second = (runtime.stage.get_submodule(f"layers.{i}") for i in (1, 2))
     assert isinstance(first, LayerModule)
     assert isinstance(second, LayerModule)

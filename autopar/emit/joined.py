@@ -1,0 +1,97 @@
+"""Stages joined to a pipeline: what each is given and sends, who holds which parameter, which rows a rank gets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from autopar.emit.crossing import mesh_sizes, over_primes, plan_ports
+from autopar.emit.groups import Axes, StageGroups
+from autopar.emit.loss_weights import EqualWeights, Weights, microbatch_weights
+from autopar.emit.module import Rows
+from autopar.emit.pipeline import Feed, Pipeline
+from autopar.emit.stage import Builder, Link, arrival_layouts, place_layers
+from autopar.emit.storage import Storage
+from autopar.emit.teams import Teams
+from autopar.errors import PlanError
+from autopar.graph import REPLICATE, Layout, OpGraph
+from autopar.plan import LayerStrategy, PlanRecord, StagePlan, expanded, prime_sizes
+
+
+def stage_alone(graph: OpGraph) -> StagePlan:
+    """All layers of the model on this rank."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    return StagePlan(0, (rank,), (), (LayerStrategy((), (), {}, {}),), (0,) * len(graph.layers))
+
+
+def join(record: PlanRecord, graph: OpGraph, device: torch.device, loss: str) -> tuple[list[Builder], Rows, Pipeline]:
+    """The builders of all stages, this rank's rows and the pipeline; collective over the job, as groups are made."""
+    stages, count, feed = record.stages, record.pp_degree, Feed()
+    made: dict[object, StageGroups] = {}
+    groups = [made.setdefault((stage.devices, stage.mesh), StageGroups(stage, device)) for stage in stages]
+    links = _links(graph, stages, count, feed)
+    builders = [Builder(record, graph, *each) for each in zip(stages, groups, links, strict=True)]
+    _check_tied(builders)
+    teams = Teams(graph, stages, count)
+    rows = _rows(graph, stages[:count], builders[0], teams.team or 0, loss)
+    return builders, rows, Pipeline(graph, record, teams, feed, device)
+
+
+def _links(graph: OpGraph, stages: tuple[StagePlan, ...], count: int, feed: Feed) -> list[Link]:
+    first = stages[0]
+    arrival = arrival_layouts(graph, place_layers(graph, first)[0].data_axes, len(first.mesh))
+    reads = [{n for x in graph.layers[s.first_layer :][: len(s.assignment)] for n in x.params} for s in stages]
+    everything = set(graph.params)
+    links = []
+    for k, (stage, port) in enumerate(zip(stages, plan_ports(graph, stages), strict=True)):
+        inputs = {n: over_primes(x, mesh_sizes(first), mesh_sizes(stage), f"input {n}") for n, x in arrival.items()}
+        unread = everything.difference(*reads) if k == 0 else set()
+        mine = reads[k] | unread
+        before = set().union(*reads[k % count : k : count])
+        links.append(Link(port, inputs, everything - mine, mine & before, feed))
+    return links
+
+
+def _rows(graph: OpGraph, firsts: tuple[StagePlan, ...], builder: Builder, team: int, loss: str) -> Rows:
+    """The rows of each rank: those of its place in the first stage's mesh, whatever group of devices it is in."""
+    axes, device = builder.placements[0].data_axes, builder.groups.device
+    every = [builder.groups]
+    every += [StageGroups(replace(firsts[0], devices=stage.devices), device) for stage in firsts[1:]]
+    if axes:
+        for groups in every:
+            groups.group(axes)
+    return Rows(every[team], axes, _weights(graph, every[team], axes, loss))
+
+
+def _weights(graph: OpGraph, groups: StageGroups, axes: Axes, loss: str) -> Weights:
+    """What weighs microbatches: each rank counts in its own rows."""
+    if loss != "global":
+        return EqualWeights("mean")
+    alone = StageGroups(stage_alone(graph), groups.device)
+    visits, programs = zip(*((p.visit, p.program) for p in place_layers(graph, stage_alone(graph))), strict=True)
+    arrival: dict[str, Layout] = dict.fromkeys(graph.inputs, ())
+    return microbatch_weights(graph, visits, programs, arrival, alone, (groups, axes))
+
+
+def _check_tied(builders: list[Builder]) -> None:
+    """Raise PlanError where stages that hold the same parameter would hold different parts of it at one place."""
+    seen: dict[str, Builder] = {}
+    for builder in builders:
+        for name, storage in builder.storages.items():
+            other = seen.setdefault(name, builder)
+            if _lies(storage, builder.groups) != _lies(other.storages[name], other.groups):
+                raise PlanError(
+                    f"parameter {name} is read by two pipeline stages that want different parts of it on each device. "
+                    f"Plan with the same split and ZeRO level for both, or untie it."
+                )
+
+
+def _lies(storage: Storage, groups: StageGroups) -> tuple[object, ...]:
+    """How a parameter is cut up, over prime axes: equal where every place holds the same part."""
+    cut = tuple(max(p, REPLICATE) for p in storage.layout)
+    dealt = tuple(int(a in storage.chunk_axes) for a in groups.all_axes)
+    if not any(p >= 0 for p in cut) and not any(dealt):
+        return ()
+    return prime_sizes(groups.sizes), expanded(cut, groups.sizes), expanded(dealt, groups.sizes)

@@ -1,0 +1,86 @@
+"""A stage of `torch.distributed.pipelining` that holds no more memory than its microbatches in flight need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import P2POp
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
+
+from autopar.emit.torch_private import RESHARD, UNSHARD, backward_of_stage
+
+
+class LeanStage(PipelineStage):
+    """Torch's stage but for two things.
+
+    Torch allocates buffers for all microbatches at once: here one lives from when its microbatch is received to when
+    its backward is done. And torch keeps FSDP's parameters gathered from the first backward to the step's end: here
+    each layer's are freed as it says; gradients are whole until the step ends all the same.
+    """
+
+    def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
+        return self._without_memory(super()._prepare_forward_infra, *args, **kwargs)
+
+    def _prepare_backward_infra(self, *args: Any, **kwargs: Any) -> Any:
+        return self._without_memory(super()._prepare_backward_infra, *args, **kwargs)
+
+    def _without_memory(self, prepare: Any, *args: Any, **kwargs: Any) -> Any:
+        device, self.device = self.device, torch.device("meta")
+        try:
+            return prepare(*args, **kwargs)
+        finally:
+            self.device = device
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[P2POp]:
+        """What receives a microbatch's inputs, into new memory."""
+        self._allocate(self.args_recv_info[fwd_chunk_id])
+        return super().get_fwd_recv_ops(fwd_chunk_id)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[P2POp]:
+        """What receives the gradients of a microbatch's outputs, into new memory."""
+        self._allocate(self.grad_recv_info.get(bwd_chunk_id, ()))
+        return super().get_bwd_recv_ops(bwd_chunk_id)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
+        """The backward of a microbatch, after which its buffers are let go."""
+        super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        if self.has_backward:
+            self._release(self.args_recv_info[bwd_chunk_id])
+            self._release(self.grad_recv_info.get(bwd_chunk_id, ()))
+
+    def _allocate(self, infos: Any) -> None:
+        for info in infos:
+            if isinstance(info.buffer, Tensor):
+                info.buffer = torch.empty_like(info.buffer, device=self.device, requires_grad=False)
+
+    def _release(self, infos: Any) -> None:
+        for info in infos:
+            if isinstance(info.buffer, Tensor):
+                info.buffer = torch.empty_like(info.buffer, device="meta", requires_grad=False)
+
+    def backward_maybe_with_nosync(
+        self, backward_type: Any, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> Any:
+        """The backward of a microbatch; FSDP keeps its gradients whole until `perform_reduce_grad`."""
+        if not isinstance(self.submod, FSDPModule):
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        self.submod.set_is_last_backward(False)
+        self.submod.set_requires_gradient_sync(False)
+        return backward_of_stage(bwd_kwargs), None
+
+
+def leave_gathering_to_hooks(schedule: ScheduleInterleaved1F1B) -> None:
+    """Let FSDP's hooks gather and free parameters layer by layer, where the schedule would gather whole stages."""
+    schedule.register_custom_function(UNSHARD, _note_gathered)
+    schedule.register_custom_function(RESHARD, _note_freed)
+
+
+def _note_gathered(action: Any, ctx: Any) -> None:
+    ctx.schedule_ref.unsharded_stages.add(action.stage_index)
+
+
+def _note_freed(action: Any, ctx: Any) -> None:
+    ctx.schedule_ref.unsharded_stages.discard(action.stage_index)

@@ -1,0 +1,56 @@
+"""Pipelines written by hand: plans of one stage, each made for a group's devices, cut into stages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autopar.cluster import load_cluster
+from autopar.cost.roofline import RooflinePricer
+from autopar.formulate.config import ManualConfig
+from autopar.formulate.planner import Planner
+from autopar.graph import OpGraph
+from autopar.plan import POLICIES, PlanRecord, Request, StagePlan
+
+
+def one_stage(graph: OpGraph, text: str, devices: int, global_batch: int, dtype: str = "fp64") -> PlanRecord:
+    """The plan of a written configuration on `devices` devices."""
+    cluster = load_cluster(f"{devices}xa100-80gb")
+    request = Request("test", cluster.name, "cpu", devices, global_batch, dtype, POLICIES[dtype], "adamw")
+    return Planner(graph, cluster, RooflinePricer(cluster), request).plan(ManualConfig.parse(text))
+
+
+def staged(
+    graph: OpGraph,
+    texts: tuple[str, ...],
+    counts: tuple[int, ...],
+    schedule: str,
+    microbatches: int,
+    group_size: int = 1,
+    global_batch: int = 16,
+    dtype: str = "fp64",
+) -> PlanRecord:
+    """A pipeline whose stage i has `counts[i]` layers, run as configuration `texts[i % groups]` of a group says.
+
+    There are as many groups of devices as `texts`.
+    """
+    groups = len(texts)
+    plans = [one_stage(graph, text, group_size, global_batch, dtype) for text in texts]
+    stages, first = [], 0
+    for k, count in enumerate(counts):
+        stages.append(cut(plans[k % groups].stages[0], first, count, (k % groups) * group_size))
+        first += count
+    return replace(
+        plans[0], request=replace(plans[0].request, devices=groups * group_size), stages=tuple(stages),
+        num_microbatches=microbatches, pp_degree=groups, schedule=schedule,
+        global_microbatch=global_batch // microbatches, placement=tuple(range(groups * group_size)),
+    )  # fmt: skip
+
+
+def cut(stage: StagePlan, first: int, count: int, offset: int) -> StagePlan:
+    """`count` layers of `stage` from layer `first` on, on devices `offset` further."""
+    assignment = stage.assignment[first : first + count]
+    kept = tuple(dict.fromkeys(assignment))
+    return replace(
+        stage, first_layer=first, devices=tuple(d + offset for d in stage.devices),
+        strategies=tuple(stage.strategies[i] for i in kept), assignment=tuple(kept.index(i) for i in assignment),
+    )  # fmt: skip
