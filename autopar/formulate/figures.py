@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from autopar.cost.demand import Demand
@@ -17,6 +18,7 @@ from autopar.cost.sync import optimizer_demand, sync_demand
 from autopar.formulate.labels import at_cut
 from autopar.formulate.runs import LayerRun
 from autopar.formulate.tables import Setting
+from autopar.graph import DTYPE_BYTES
 from autopar.plan import DtypePolicy, LayerStrategy
 from autopar.shard.lower import lower
 from autopar.shard.storage import ParameterStorage
@@ -45,6 +47,9 @@ def layer_figures(
         held=around.held, unread=run.unread, promised=around.promised,
         accumulates=setting.num_microbatches > 1,
     )  # fmt: skip
+    if setting.staged:
+        whole = sum(prod(p.shape) for p in parameters if p.trained) * DTYPE_BYTES[policy.gradients]
+        memory = replace(memory, gradients=whole)
     work = LayerWork(
         layer_demand(program, layer, setting.batch, setting.mesh), _passing(run, strategy, setting), micro, step,
         optimizer_demand(updated, policy, optimizer), strategy.recompute == "full", memory,

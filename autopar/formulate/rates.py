@@ -13,7 +13,7 @@ from autopar.cost.demand import Demand, price_demands
 from autopar.cost.pricer import Pricer
 from autopar.cost.states import state_bytes
 from autopar.cost.sync import optimizer_demand, sync_demand
-from autopar.graph import TensorSpec
+from autopar.graph import DTYPE_BYTES, TensorSpec
 from autopar.plan import DtypePolicy, MeshAxis
 from autopar.shard.storage import ParameterStorage
 
@@ -38,11 +38,15 @@ class ParameterRates:
         optimizer: str,
         num_microbatches: int,
         elements: int,
+        staged: bool = False,
     ) -> None:
-        """`elements` are about as many as are synchronised together: a slope is what a second time as many adds."""
+        """`elements` are about as many as are synchronised together: a slope is what a second time as many adds.
+
+        `staged`: whether gradients are held whole (see `Setting`).
+        """
         self._pricer, self._mesh, self._policy = pricer, mesh, policy
         self._optimizer, self._microbatches = optimizer, num_microbatches
-        self._elements = elements
+        self._elements, self._staged = elements, staged
         self._rate = lru_cache(maxsize=None)(self._compute)
 
     def of(self, storage: ParameterStorage, spec: TensorSpec) -> Rate:
@@ -52,7 +56,10 @@ class ParameterRates:
     def _compute(self, storage: ParameterStorage, trained: bool, dtype: str) -> Rate:
         ways = storage.ways(tuple(axis.size for axis in self._mesh))
         states = state_bytes(1.0, 1.0 / ways, storage.zero, trained, dtype, self._policy, self._optimizer)
-        held = states.parameters + states.optimizer + (states.gradients if self._microbatches > 1 else 0.0)
+        gradients = states.gradients
+        if self._staged and trained:
+            gradients = float(DTYPE_BYTES[self._policy.gradients])
+        held = states.parameters + states.optimizer + (gradients if self._microbatches > 1 else 0.0)
         micro, step = [], []
         for elements in (self._elements, 2 * self._elements):
             sync = sync_demand(elements, storage, trained, self._mesh, self._policy, self._microbatches)

@@ -1,69 +1,19 @@
-"""One scenario of the search: a mesh and a number of microbatches. Bound it by its tables, then solve it exactly.
-
-Every layer class is solved by elimination for all pairs of states at its cuts, in every mode (ZeRO level and axes,
-recomputation) and for a ladder of prices per byte. The cheapest chain at a price is a Lagrangian lower bound on every
-plan under the byte limit. The strategies on the cheapest chains (for each price, of all modes together and of each
-mode alone) are lowered and priced exactly; the stack problem over them gives the plan.
-"""
+"""One scenario of the search: a mesh and a number of microbatches. Bound it by its tables, then solve it exactly."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from math import prod
+from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from autopar.cost.layer import LayerFigures
 from autopar.cost.pricer import Pricer
-from autopar.engine.eliminate import Elimination, eliminate
-from autopar.engine.label_graph import Costs
 from autopar.engine.stack import StackOptions, solve_stack
-from autopar.engine.stack_path import cheapest_path
-from autopar.engine.stack_problem import Choices, Run, StackProblem, StackSolution
-from autopar.formulate.figures import layer_figures
-from autopar.formulate.labels import LabelSpace, label_space
-from autopar.formulate.rates import ParameterRates
-from autopar.formulate.runs import LayerRun, Surroundings
-from autopar.formulate.tables import (
-    Mode,
-    RelayoutPrices,
-    Setting,
-    SpaceCosts,
-    label_graph,
-    passing_seconds,
-    space_costs,
-)
-from autopar.graph import Layout
-from autopar.plan import DtypePolicy, LayerStrategy, data_axes_of
+from autopar.engine.stack_problem import Run, StackSolution
+from autopar.formulate.chains import Budget, Chains, Column, free_problem
+from autopar.formulate.runs import LayerRun
+from autopar.formulate.tables import RelayoutPrices, Setting
 
-PRICE_LADDER = (0.02, 0.1, 0.4, 1.5, 6.0)
-"""Prices of all the memory there is, as multiples of the time of computation alone."""
-FINE_PRICES = 5
-"""Prices tried between the neighbours of the best of the ladder."""
-ONLY_BYTES, NO_TIME = 1.0, 1e-15
-"""Price of a byte and weight of a second at which the cheapest chain is the one that holds least."""
-STORAGES_TRIED = 3
-"""How many storage layouts of a tied parameter are followed up at each price."""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What holds for every scenario: byte limit (None: none) and bytes held besides the layers, dtypes, optimizer."""
-
-    limit_bytes: int | None
-    policy: DtypePolicy
-    optimizer: str
-
-
-@dataclass(frozen=True)
-class Column:
-    """A priced strategy of one run; `tie` numbers the storage of tied parameters and their ZeRO level, -1 for none."""
-
-    strategy: LayerStrategy
-    figures: LayerFigures
-    tie: int
+__all__ = ["Budget", "Column", "SolvedScenario", "StageScenario"]
 
 
 @dataclass(frozen=True)
@@ -73,32 +23,6 @@ class SolvedScenario:
     setting: Setting
     columns: tuple[tuple[Column, ...], ...]
     solution: StackSolution
-
-
-@dataclass(frozen=True)
-class _Arc:
-    """A use of one run's table: mode index, states and the label of the tied storage (-1: none)."""
-
-    mode: int
-    entry: int
-    exit: int
-    storage: int
-
-
-@dataclass
-class _RunTables:
-    """Elimination of one run: `table` (modes, entry, exit[, storage])."""
-
-    around: Surroundings
-    space: LabelSpace
-    modes: list[Mode]
-    solved: Elimination
-    states: tuple[tuple[int, ...], tuple[int, ...]]
-
-    def costs(self, modes: list[int], storage: int) -> Costs:
-        """Costs (modes, entry, exit) with tied parameters stored as `storage` says."""
-        table = self.solved.table[modes]
-        return table[..., storage] if self.space.tied else table
 
 
 @dataclass
@@ -114,9 +38,10 @@ class StageScenario:
     budget: Budget
     relayouts: RelayoutPrices
     least_bytes: float = np.inf
-    _tables: list[_RunTables] = field(default_factory=list)
-    _states: dict[Layout, int] = field(default_factory=dict)
-    _columns: list[dict[_Arc, Column]] = field(default_factory=list)
+    _chains: Chains = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._chains = Chains(self.runs, self.setting, self.pricer, self.budget, self.relayouts)
 
     @property
     def name(self) -> str:
@@ -126,230 +51,22 @@ class StageScenario:
 
     def bound_s(self) -> float:
         """Seconds that no plan of this scenario under the limit can beat; inf where none is legal or small enough."""
-        costs = self._all_costs()
-        self._tables = self._eliminated(costs, self._ladder(costs))
-        self.least_bytes = self._cheapest(ONLY_BYTES)
-        limit = self.budget.limit_bytes
+        chains, limit = self._chains, self.budget.limit_bytes
+        chains.bound_tables()
+        self.least_bytes = chains.least_bytes
         fits = limit is None or self.least_bytes <= limit
-        bound = max(self._bound_at(price) for price in self._prices()) if fits else np.inf
-        self._tables = []  # made anew if the scenario is solved: there may be hundreds
+        bound = max(chains.bound_at(price) for price in chains.prices) if fits else np.inf
+        chains.forget()  # made anew if the scenario is solved
         return bound
 
     def solve(self, cutoff_s: float | None = None) -> SolvedScenario:
         """Price the strategies worth having, and choose for every layer."""
-        self._prepare()
-        self._columns = [{} for _ in self.runs]
-        for arcs in self._promising():
-            for r, arc in arcs:
-                if arc not in self._columns[r]:
-                    self._columns[r][arc] = self._column(r, arc)
-        columns = tuple(tuple(c.values()) for c in self._columns)
-        self._tables, self._columns = [], []
+        self._chains.refined_tables()
+        columns = self._chains.columns()
+        self._chains.forget()
         return SolvedScenario(self.setting, columns, self._solve_stack(columns, cutoff_s))
 
-    # --- tables ---------------------------------------------------------------------------------------------------
-
-    def _prices(self) -> list[float]:
-        return sorted({mode.byte_price for tables in self._tables for mode in tables.modes} - {ONLY_BYTES})
-
-    def _prepare(self) -> None:
-        """Tables at a coarse ladder of prices, then at a fine one around the price of the best bound."""
-        costs = self._all_costs()
-        coarse = self._ladder(costs)
-        self._tables = self._eliminated(costs, coarse)
-        if len(coarse) > 1:
-            best = max(range(len(coarse)), key=lambda i: self._bound_at(coarse[i]))
-            self._tables = self._eliminated(costs, self._refined(coarse, best))
-
-    def _eliminated(self, costs: Mapping[Surroundings, SpaceCosts], prices: list[float]) -> list[_RunTables]:
-        rates = ParameterRates(
-            self.pricer, self.setting.mesh, self.budget.policy, self.budget.optimizer,
-            self.setting.num_microbatches, self._trained_elements(),
-        )  # fmt: skip
-        tables = {}
-        for around, cost in costs.items():
-            modes = list(self._modes(around, cost.space, prices))
-            passing = passing_seconds(cost.space, around, self.setting, self.relayouts)
-            solved = eliminate(label_graph(cost, passing, around, self.setting, modes, rates))
-            tables[around] = _RunTables(around, cost.space, modes, solved, self._number(cost.space))
-        return [tables[run.around] for run in self.runs]
-
-    def _ladder(self, costs: Mapping[Surroundings, SpaceCosts]) -> list[float]:
-        """0, and prices at which all memory together costs some multiple of the computation."""
-        if self.budget.limit_bytes is None:
-            return [0.0]
-        floor_s = sum(
-            run.count * sum(float(np.min(f + b)) for f, b in zip(c.forward, c.backward, strict=True))
-            for run in self.runs
-            for c in [costs[run.around]]
-        )
-        whole = self.setting.num_microbatches * floor_s / self.budget.limit_bytes
-        return [0.0, *(x * whole for x in PRICE_LADDER)]
-
-    def _refined(self, coarse: list[float], best: int) -> list[float]:
-        """0, and prices between the neighbours of the best one."""
-        low = coarse[max(best - 1, 1)] if best != 1 else coarse[1] * coarse[1] / coarse[2]
-        high = coarse[min(best + 1, len(coarse) - 1)] if best else coarse[1]
-        if best == 0:
-            return [0.0, coarse[1] / 4, coarse[1]]
-        return [0.0, *np.geomspace(low, high, FINE_PRICES).tolist()]
-
-    def _all_costs(self) -> dict[Surroundings, SpaceCosts]:
-        """Costs in all surroundings; those that differ only in what passes by share them."""
-        alike: dict[Surroundings, SpaceCosts] = {}
-        found = {}
-        for run in self.runs:
-            key = replace(run.around, passing=())
-            if key not in alike:
-                space = label_space(run.layer, run.around, self.setting.sizes, self.setting.batch)
-                alike[key] = space_costs(space, self.setting, self.pricer, self.relayouts)
-            found[run.around] = alike[key]
-        return found
-
-    def _trained_elements(self) -> int:
-        """Elements of all parameters, a power of two."""
-        total = sum(
-            run.count * prod(run.layer.values[name].shape_at(1))
-            for run in self.runs
-            for name, owned in zip(run.layer.params, run.around.owned, strict=True)
-            if owned
-        )
-        return 1 << max(10, total.bit_length())
-
-    def _number(self, space: LabelSpace) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Numbers of the layouts in front and behind."""
-        ends = (space.variables[space.entry].layouts, space.variables[space.exit].layouts)
-        before, behind = (tuple(self._states.setdefault(x, len(self._states)) for x in e) for e in ends)
-        return before, behind
-
-    def _modes(self, around: Surroundings, space: LabelSpace, prices: list[float]) -> Iterator[Mode]:
-        batch_dim = around.entry.batch_dim
-        found = {data_axes_of(state, batch_dim) for state in space.variables[space.entry].layouts}
-        for price in [*prices, ONLY_BYTES]:
-            for recompute in around.pins.recompute:
-                for zero in around.pins.zero:
-                    for axes in sorted(found - {()}) if zero else [()]:
-                        yield Mode(zero, axes, recompute == "full", price, NO_TIME if price == ONLY_BYTES else 1.0)
-
-    # --- chains ---------------------------------------------------------------------------------------------------
-
-    def _bound_at(self, price: float) -> float:
-        return self._cheapest(price) - price * (self.budget.limit_bytes or 0)
-
-    def _cheapest(self, price: float) -> float:
-        return min((cost for cost, _ in self._chains(price, None)), default=np.inf)
-
-    def _chains(self, price: float, family: tuple[int, bool] | None) -> list[tuple[float, list[tuple[int, _Arc]]]]:
-        """Cheapest chain at a price for each way to store what is tied, best first; `family` = (zero, recompute)."""
-        found = []
-        for storage, zero in self._storages():
-            chain = self._chain(price, family, storage, zero)
-            if chain is not None:
-                found.append(chain)
-        return sorted(found, key=lambda c: c[0])
-
-    def _storages(self) -> list[tuple[int, int]]:
-        """Labels of the tied storage, with each ZeRO level its layers may have; (-1, -1) when nothing is tied."""
-        tied = [t for t in self._tables if t.space.tied]
-        if not tied:
-            return [(-1, -1)]
-        count = len(tied[0].space.variables[tied[0].space.tied[0]])
-        return [(s, z) for s in range(count) for z in tied[0].around.pins.zero]
-
-    def _chain(
-        self, price: float, family: tuple[int, bool] | None, storage: int, tied_zero: int
-    ) -> tuple[float, list[tuple[int, _Arc]]] | None:
-        weights, arcs, runs = [], [], []
-        for run, tables in zip(self.runs, self._tables, strict=True):
-            modes = [k for k, mode in enumerate(tables.modes) if _fits(mode, price, family, tables, tied_zero)]
-            if not modes:
-                return None
-            costs = tables.costs(modes, storage)
-            best, least = costs.argmin(axis=0), costs.min(axis=0)
-            ways = [(e, x) for e, x in np.argwhere(np.isfinite(least))]
-            weights.append(np.array([least[e, x] for e, x in ways]))
-            arcs.append([_Arc(modes[best[e, x]], e, x, storage if tables.space.tied else -1) for e, x in ways])
-            before, behind = tables.states
-            runs.append(Run(run.count, _bare([before[e] for e, _ in ways], [behind[x] for _, x in ways])))
-        problem = self._problem(tuple(runs))
-        path = cheapest_path(problem, weights) if all(len(w) for w in weights) else None
-        if path is None:
-            return None
-        cost = sum(float(w @ n) for w, n in zip(weights, path.counts, strict=True))
-        return cost, [(r, arcs[r][i]) for r, n in enumerate(path.counts) for i in np.flatnonzero(n)]
-
-    def _promising(self) -> Iterator[list[tuple[int, _Arc]]]:
-        """Arcs of the cheapest chains at every price, over all modes and for each family of modes alone."""
-        families = {(m.zero, m.recompute) for t in self._tables for m in t.modes}
-        for price in [*self._prices(), ONLY_BYTES]:
-            for family in [None, *sorted(families)]:
-                for _, arcs in self._chains(price, family)[:STORAGES_TRIED]:
-                    yield arcs
-
-    # --- exact ----------------------------------------------------------------------------------------------------
-
-    def _column(self, r: int, arc: _Arc) -> Column:
-        tables = self._tables[r]
-        mode = tables.modes[arc.mode]
-        kept = (arc.entry, arc.exit, arc.storage)[: 2 + len(tables.space.tied)]
-        labels = dict(enumerate(tables.solved.decode(arc.mode, kept)))
-        strategy = tables.space.strategy(labels, mode.zero, "full" if mode.recompute else "none")
-        figures = layer_figures(
-            self.runs[r], strategy, self.setting, self.pricer, self.budget.policy, self.budget.optimizer
-        )
-        return Column(strategy, figures, arc.storage * 4 + mode.zero if arc.storage >= 0 else -1)
-
-    def _problem(self, runs: tuple[Run, ...], limit_bytes: int | None = None) -> StackProblem:
-        entries, exits = np.unique(runs[0].choices.entry), np.unique(runs[-1].choices.exit)
-        return StackProblem(
-            runs, tuple(entries.tolist()), tuple(exits.tolist()), self.setting.num_microbatches, limit_bytes=limit_bytes
-        )
-
     def _solve_stack(self, columns: tuple[tuple[Column, ...], ...], cutoff_s: float | None) -> StackSolution:
-        runs = tuple(Run(run.count, self._choices(c)) for run, c in zip(self.runs, columns, strict=True))
+        runs = tuple(Run(run.count, self._chains.choices(c)) for run, c in zip(self.runs, columns, strict=True))
         options = StackOptions(cutoff_s=np.inf if cutoff_s is None else cutoff_s)
-        return solve_stack(self._problem(runs, self.budget.limit_bytes), options)
-
-    def _choices(self, columns: tuple[Column, ...]) -> Choices:
-        figures = [c.figures for c in columns]
-        memory = [f.memory for f in figures]
-        return Choices(
-            entry=_ints(self._states[c.strategy.entry] for c in columns),
-            exit=_ints(self._states[c.strategy.exit] for c in columns),
-            micro_s=np.array([f.micro_s for f in figures]),
-            step_s=np.array([f.step_s for f in figures]),
-            static_bytes=_ints(m.parameters + m.optimizer for m in memory),
-            grad_bytes=_ints(m.gradients for m in memory),
-            saved_bytes=_ints(m.saved for m in memory),
-            transient_bytes=_ints(m.transient for m in memory),
-            step_bytes=_ints(m.step for m in memory),
-            ties=_ints(c.tie for c in columns)[:, None],
-        )
-
-
-def _fits(mode: Mode, price: float, family: tuple[int, bool] | None, tables: _RunTables, tied_zero: int) -> bool:
-    """Whether a mode belongs to a price, a family and the ZeRO level of tied parameters."""
-    if mode.byte_price != price or (tables.space.tied and mode.zero != tied_zero):
-        return False
-    if family is None:
-        return True
-    pins = tables.around.pins
-    allowed = family[0] in pins.zero and ("full" if family[1] else "none") in pins.recompute
-    return (
-        not allowed
-        or (mode.zero, mode.recompute) == family
-        or (bool(tables.space.tied) and mode.recompute == family[1])
-    )
-
-
-def _ints(values: Iterable[int]) -> NDArray[np.int64]:
-    return np.array(list(values), dtype=np.int64)
-
-
-def _bare(entry: list[int], exit_: list[int]) -> Choices:
-    """Choices of which only the states matter."""
-    n = len(entry)
-    zero, nothing = np.zeros(n, dtype=np.int64), np.zeros(n)
-    return Choices(
-        np.array(entry, dtype=np.int64), np.array(exit_, dtype=np.int64), nothing, nothing, zero, zero, zero, zero, zero
-    )
+        return solve_stack(free_problem(runs, self.setting.num_microbatches, self.budget.limit_bytes), options)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,23 +24,27 @@ from autopar.cost.moves import Piece, relayout_pieces
 from autopar.cost.pricer import Pricer
 from autopar.cost.program import call_demand
 from autopar.engine.label_graph import LabelGraph
+from autopar.formulate.kept import call_of, recomputed_bytes, saved_bytes
 from autopar.formulate.labels import LabelSpace, Option, Placed, at_cut
 from autopar.formulate.rates import ParameterRates
 from autopar.formulate.runs import Surroundings
-from autopar.graph import DTYPE_BYTES, LayerClass, Layout, TensorSpec, local_shape
+from autopar.graph import Layout, TensorSpec, local_shape
 from autopar.plan import MeshAxis, data_axes_of
-from autopar.shard.program import Call, Program
-from autopar.shard.rules import rule_for
+from autopar.shard.program import Program
 from autopar.shard.storage import parameter_storage
 
 Array = NDArray[np.float64]
+
+Price: TypeAlias = tuple[float, int, float]
+"""Seconds a byte costs, microbatches in flight, and the weight of seconds once a step."""
 
 
 @dataclass(frozen=True)
 class Mode:
     """What is the same for a whole layer: ZeRO level and the axes it shards over, recomputation, prices.
 
-    The cost of a labelling is `second_weight` times its seconds plus `byte_price` times its bytes.
+    The cost of a labelling is `second_weight` times its seconds plus `byte_price` times its bytes, saved activations
+    counting `in_flight` times, seconds once a step also times `once_weight`.
     """
 
     zero: int
@@ -47,15 +52,26 @@ class Mode:
     recompute: bool
     byte_price: float
     second_weight: float = 1.0
+    in_flight: int = 1
+    once_weight: float = 1.0
+
+    @property
+    def price(self) -> Price:
+        """What the bytes and seconds count."""
+        return self.byte_price, self.in_flight, self.once_weight
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a scenario fixes: the mesh, samples of a global microbatch and how many of them make a step."""
+    """What a scenario fixes: the mesh, samples of a global microbatch and how many of them make a step.
+
+    `staged`: whether it is one stage of several. Gradients are then whole, whatever ZeRO, until the step ends.
+    """
 
     mesh: tuple[MeshAxis, ...]
     batch: int
     num_microbatches: int
+    staged: bool = False
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -109,12 +125,16 @@ def _positions(layouts: Sequence[Layout | None]) -> dict[Layout | None, int]:
 
 @dataclass
 class SpaceCosts:
-    """Seconds and bytes of one microbatch on the labels of a space; `pair` entries are (forward, backward)."""
+    """Seconds and bytes of one microbatch on the labels of a space; `pair` entries are (forward, backward).
+
+    `saved_bytes` are those kept for the backward, `recomputed_bytes` those of entry and exit if the layer is recomputed.
+    """
 
     space: LabelSpace
     forward: list[Array]
     backward: list[Array]
     saved_bytes: list[Array]
+    recomputed_bytes: tuple[Array, Array]
     pair: dict[tuple[int, int], tuple[Array, Array]] = field(default_factory=dict)
 
     def add_pair(self, source: int, target: int, forward: Array, backward: Array) -> None:
@@ -127,10 +147,13 @@ class SpaceCosts:
         self.pair[source, target] = (old[0] + forward, old[1] + backward)
 
 
-def space_costs(space: LabelSpace, setting: Setting, pricer: Pricer, relayouts: RelayoutPrices) -> SpaceCosts:
+def space_costs(
+    space: LabelSpace, around: Surroundings, setting: Setting, pricer: Pricer, relayouts: RelayoutPrices
+) -> SpaceCosts:
     """Price every label and every pair of labels of a layer at the setting's microbatch."""
     zeros = [np.zeros(len(v)) for v in space.variables]
-    costs = SpaceCosts(space, list(zeros), list(zeros), list(zeros))
+    saved, recomputed = (count(space, around, setting.batch) for count in (saved_bytes, recomputed_bytes))
+    costs = SpaceCosts(space, list(zeros), list(zeros), saved, recomputed)
     _price_calls(costs, setting, pricer)
     for edge in space.edges:
         sources, targets = edge.source.layouts, edge.target.layouts
@@ -171,71 +194,11 @@ def _price_calls(costs: SpaceCosts, setting: Setting, pricer: Pricer) -> None:
         (p.op.name, o): (f, b)
         for (p, o), f, b in zip(pending, times.forward_s.tolist(), times.backward_s.tolist(), strict=True)
     }
-    seen: set[str] = set()
     for placed in space.placed:
         v = placed.variable
         both = np.array([seconds.get((placed.op.name, o), (np.inf, np.inf)) for o in placed.options]).reshape(-1, 2)
         costs.forward[v] = costs.forward[v] + both[:, 0]
         costs.backward[v] = costs.backward[v] + both[:, 1]
-        costs.saved_bytes[v] = costs.saved_bytes[v] + _saved(placed, space, setting, seen)
-
-
-def call_of(placed: Placed, option: Option, layer: LayerClass) -> Call:
-    """The lowered form of an op under an option."""
-    op, rule = placed.op, rule_for(placed.op, layer)
-    kernels = {} if rule is None else rule.kernels
-    kernel = next((kernels[f] for f in option.factors if f in kernels), "")
-    return Call(op, op.operands, option.operands, option.results, option.factors, kernel)
-
-
-def _saved(placed: Placed, space: LabelSpace, setting: Setting, seen: set[str]) -> Array:
-    """Bytes that autograd keeps for this op under each option; each storage is counted once in a layer."""
-    total = np.zeros(len(placed.options))
-    for name in placed.op.saved.values:
-        root = storage_root(name, space)
-        if root in seen or name in space.layer.params or name in space.layer.buffers:
-            continue
-        seen.add(root)
-        layouts = [None if o is None else _layout_of(name, placed, o) for o in placed.options]
-        total += [_local_bytes(space.layer.values[name], x, setting) for x in layouts]
-    for spec in placed.op.saved.extra:
-        whole = spec.bytes_at(setting.batch)
-        total += [0.0 if o is None else whole * _share(o, setting) for o in placed.options]
-    return total
-
-
-def storage_root(name: str, space: LabelSpace) -> str:
-    """The value whose storage `name` shares."""
-    while name in space.layer.producer:
-        op = space.layer.producer[name]
-        source = op.alias_of[op.results.index(name)]
-        if source is None:
-            return name
-        name = source
-    return name
-
-
-def _layout_of(name: str, placed: Placed, option: Option) -> Layout:
-    if name in placed.op.operands:
-        return option.operands[placed.op.operands.index(name)]
-    return option.results[placed.op.results.index(name)]
-
-
-def _local_bytes(spec: TensorSpec, layout: Layout | None, setting: Setting) -> float:
-    if layout is None:
-        return 0.0
-    elements = 1
-    for extent in local_shape(spec.shape_at(setting.batch), layout, setting.sizes):
-        elements *= extent
-    return float(elements * DTYPE_BYTES[spec.dtype])
-
-
-def _share(option: Option, setting: Setting) -> float:
-    """Share of the op's work that one rank does."""
-    share = 1.0
-    for factor, size in zip(option.factors, setting.sizes, strict=True):
-        share /= size if factor and factor != "+" else 1
-    return share
 
 
 # --- modes --------------------------------------------------------------------------------------------------------
@@ -256,16 +219,19 @@ def label_graph(
     space = costs.space
     weights = setting.num_microbatches * np.array([mode.second_weight for mode in modes])
     again = weights * np.array([1.0 + mode.recompute for mode in modes])
-    prices = np.array([mode.byte_price * (not mode.recompute) for mode in modes])
+    prices = np.array([mode.byte_price * mode.in_flight for mode in modes])
+    rerun = np.array([mode.recompute for mode in modes])
     unary: dict[int, Array] = {}
     for v in range(len(space.variables)):
         run = again[:, None] * costs.forward[v] + weights[:, None] * costs.backward[v]
-        unary[v] = run + prices[:, None] * costs.saved_bytes[v]
+        unary[v] = run + (prices * ~rerun)[:, None] * costs.saved_bytes[v]
+    for v, kept in zip((space.entry, space.exit), costs.recomputed_bytes, strict=True):
+        unary[v] = unary[v] + (prices * rerun)[:, None] * kept
     for stored in space.stored:
         if around.owned[space.layer.params.index(stored.param)]:
             spec, home = space.layer.values[stored.param], stored.home
             unary[home.variable] = unary[home.variable] + _stored_costs(spec, home.layouts, setting, modes, rates)
-    unary[space.entry] = unary[space.entry] + np.array([_entry_cost(costs, around, setting, mode) for mode in modes])
+    unary[space.entry] = unary[space.entry] + np.array([_entry_cost(space, around, mode) for mode in modes])
     once, twice = weights[:, None, None], again[:, None, None]
     pair = {key: twice * forward + once * backward for key, (forward, backward) in costs.pair.items()}
     ends = (space.entry, space.exit)
@@ -274,33 +240,26 @@ def label_graph(
     return LabelGraph(sizes, dict(unary), dict(pair), (space.entry, space.exit, *space.tied))
 
 
-def _entry_cost(costs: SpaceCosts, around: Surroundings, setting: Setting, mode: Mode) -> Array:
-    """inf where the mode's data axes are not those of the state; with recomputation the price of the kept inputs."""
-    space, batch_dim = costs.space, around.entry.batch_dim
-    total = np.zeros(len(space.variables[space.entry].layouts))
-    for i, state in enumerate(space.variables[space.entry].layouts):
-        axes = data_axes_of(state, batch_dim)
-        if mode.zero and axes != mode.data_axes:
-            total[i] = np.inf
-        elif mode.recompute:
-            total[i] = mode.byte_price * _local_bytes(around.entry, state, setting)
-    return total
+def _entry_cost(space: LabelSpace, around: Surroundings, mode: Mode) -> list[float]:
+    """inf where the mode's data axes are not those of the state."""
+    axes = [data_axes_of(state, around.entry.batch_dim) for state in space.variables[space.entry].layouts]
+    return [np.inf if mode.zero and found != mode.data_axes else 0.0 for found in axes]
 
 
 def _stored_costs(
     spec: TensorSpec, layouts: Sequence[Layout | None], setting: Setting, modes: Sequence[Mode], rates: ParameterRates
 ) -> Array:
     """Seconds (and price times bytes) of keeping a parameter in each layout under each mode, shape (modes, layouts)."""
-    elements = np.array([_local_bytes(spec, x, setting) for x in layouts]) / DTYPE_BYTES[spec.dtype]
-    found: dict[tuple[int, tuple[int, ...]], tuple[Array, Array]] = {}
+    elements = [0 if x is None else prod(local_shape(spec.shape_at(1), x, setting.sizes)) for x in layouts]
+    found: dict[tuple[int, tuple[int, ...]], tuple[Array, ...]] = {}
     rows = []
     for mode in modes:
         way = (mode.zero, mode.data_axes)
         if way not in found:
             each = np.array([_stored_rate(spec, x, setting, *way, rates) for x in layouts])
-            found[way] = each[:, 0] * elements, each[:, 1] * elements
-        seconds, held = found[way]
-        rows.append(mode.second_weight * seconds + mode.byte_price * held)
+            found[way] = tuple(column * np.array(elements) for column in each.T)
+        always, once, held = found[way]
+        rows.append(mode.second_weight * (always + mode.once_weight * once) + mode.byte_price * held)
     return np.array(rows)
 
 
@@ -311,9 +270,9 @@ def _stored_rate(
     zero: int,
     data_axes: tuple[int, ...],
     rates: ParameterRates,
-) -> tuple[float, float]:
-    """Seconds a step and bytes held, for each local element of a parameter stored in `layout`."""
+) -> tuple[float, float, float]:
+    """Seconds in all microbatches and once a step, and bytes held, for each local element stored in `layout`."""
     if layout is None:
-        return np.inf, 0.0
+        return np.inf, 0.0, 0.0
     rate = rates.of(parameter_storage(spec, layout, data_axes, zero), spec)
-    return rate.micro_s * setting.num_microbatches + rate.step_s, rate.held_bytes
+    return rate.micro_s * setting.num_microbatches, rate.step_s, rate.held_bytes
