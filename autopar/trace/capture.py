@@ -11,6 +11,7 @@ from autopar.errors import ConfigError, TraceError
 from autopar.graph import OpGraph, TensorSpec
 from autopar.trace import blocks as blocks_
 from autopar.trace import marker
+from autopar.trace.attention import without_fused_dropout
 from autopar.trace.canonical import explicit_sizes, functional, without_dead_code, without_no_ops
 from autopar.trace.convert import Converter, spec_of
 from autopar.trace.failure import trace_error
@@ -19,6 +20,7 @@ from autopar.trace.inputs import BoundInputs, ExampleInputs, bind
 from autopar.trace.layers import cut_into_layers
 from autopar.trace.loss import LossFn, Root
 from autopar.trace.masks import fold_masks
+from autopar.trace.randomness import refuse_random
 from autopar.trace.saved import annotate
 from autopar.trace.separable import judge
 from autopar.trace.shadow import shadow
@@ -44,8 +46,9 @@ def trace(
     inputs = bind(model, example_inputs)
     captured = _first_that_works(model, inputs, dtype, loss_fn)
     flat = _flat(inputs, captured)
-    flat = without_dead_code(fold_masks(explicit_sizes(functional(flat))))
+    flat = without_fused_dropout(without_dead_code(fold_masks(explicit_sizes(functional(flat)))))
     flat = without_dead_code(without_no_ops(annotate(flat)))
+    refuse_random(flat)
     return judge(cut_into_layers(flat))
 
 

@@ -17,6 +17,17 @@ def overload(target: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), name), variant)
 
 
+def argument(op: Op, name: str, default: Argument = None) -> Argument:
+    """The argument called `name` in the operator's schema, as given or by its default."""
+    for position, declared in enumerate(overload(op.target)._schema.arguments):
+        if declared.name == name:
+            given: Any = (
+                op.args[position] if position < len(op.args) else dict(op.kwargs).get(name, declared.default_value)
+            )
+            return tuple(given) if isinstance(given, list) else given
+    return default
+
+
 def run_op(op: Op, env: Mapping[str, Tensor], batch: int, device: str | torch.device) -> tuple[Tensor, ...]:
     """Results of `op`, operands taken from `env`, sizes at `batch` samples, new tensors on `device`."""
     args = [_value(a, env, batch, device) for a in op.args]

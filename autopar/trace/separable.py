@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
 from autopar.graph import Argument, Extent, LayerClass, LossForm, Op, OpGraph, Ref, TensorSpec
-from autopar.trace.run import overload
+from autopar.trace.randomness import draws
+from autopar.trace.run import argument, overload
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ _POINTWISE = {
     "hardtanh",
 }  # fmt: skip
 _ALONG_DIM = {
-    "softmax", "log_softmax", "_softmax", "_log_softmax", "cat", "stack", "slice", "select", "narrow", "split",
-    "split_with_sizes", "chunk", "unbind", "cumsum", "cumprod", "diff", "sort", "argsort", "topk", "argmax", "argmin",
-    "amax", "amin", "max", "min", "var", "std", "var_mean", "logsumexp", "flip", "roll", "gather", "norm",
+    "softmax", "log_softmax", "_softmax", "_log_softmax", "_safe_softmax", "cat", "stack", "slice", "select", "narrow",
+    "split", "split_with_sizes", "chunk", "unbind", "cumsum", "cumprod", "diff", "sort", "argsort", "topk", "argmax",
+    "argmin", "amax", "amin", "max", "min", "var", "std", "var_mean", "logsumexp", "flip", "roll", "gather", "norm",
     "linalg_vector_norm", "prod", "any", "all", "glu", "unfold", "index_select", "scatter", "scatter_add",
 }  # fmt: skip
 _CONTRACTIONS = {
@@ -136,7 +136,7 @@ def _after(op: Op, given: list[_State], values: dict[str, TensorSpec], result: T
     if any(isinstance(s, _Reduced) for s in given):
         form = _after_reduction(op, given, result)
         return _Reduced(form) if form else _mixing(op, f"{_name(op)} uses a value reduced over the batch")
-    certain = all(s.given for s in given if isinstance(s, (_Free, _Sample))) and not _is_random(op)
+    certain = all(s.given for s in given if isinstance(s, (_Free, _Sample))) and not draws(op)
     if not any(isinstance(s, _Sample) for s in given):
         return _created(op, result, certain)
     found = _mixes(op, given, values, result)
@@ -147,10 +147,6 @@ def _after(op: Op, given: list[_State], values: dict[str, TensorSpec], result: T
 
 def _mixing(op: Op, why: str) -> _Mixed:
     return _Mixed(f"{op.module or op.name}: {why}")
-
-
-def _is_random(op: Op) -> bool:
-    return torch.Tag.nondeterministic_seeded in overload(op.target).tags or "dropout" in _name(op)
 
 
 def _name(op: Op) -> str:
@@ -192,7 +188,7 @@ def _mixes(op: Op, given: list[_State], values: dict[str, TensorSpec], result: T
     if name in _COUNTED:
         return _counted(op, name, dict(zip(op.operands, given, strict=True)), specs, values)
     if name in _ELEMENTWISE:
-        reduction = _argument(op, "reduction", _MEAN)
+        reduction = argument(op, "reduction", _MEAN)
         if len(set(map(_from_end, specs))) > 1:
             return f"{name} sets samples against each other"
         return None if reduction == _NONE else LossForm("mean" if reduction == _MEAN else "sum")
@@ -207,14 +203,14 @@ def _counted(
     op: Op, name: str, given: dict[str, _State], specs: list[TensorSpec], values: dict[str, TensorSpec]
 ) -> str | LossForm | None:
     """A loss of classes: its mean is over the targets that are not ignored."""
-    reduction, target, ignored = _argument(op, "reduction", _MEAN), op.args[1], _argument(op, "ignore_index", -100)
+    reduction, target, ignored = argument(op, "reduction", _MEAN), op.args[1], argument(op, "ignore_index", -100)
     if any(s.batch_dim for s in specs) or not isinstance(target, Ref) or not isinstance(ignored, int):
         return f"{name} sets samples against each other"
     if reduction != _MEAN:
         return None if reduction == _NONE else LossForm("sum")
     if "float" in values[target.name].dtype:  # class probabilities: none is ignored
         return LossForm("mean")
-    if _argument(op, "weight", None) is not None:
+    if argument(op, "weight", None) is not None:
         return f"{name} is a mean over targets weighted by class"
     state = given[target.name]
     if not isinstance(state, _Sample) or not state.given:
@@ -287,19 +283,8 @@ def _touches_batch(op: Op, specs: list[TensorSpec]) -> bool:
 
 def _dims(op: Op) -> Iterator[int]:
     for name in ("dim", "dims", "start_dim"):
-        given = _argument(op, name, None)
+        given = argument(op, name, None)
         if isinstance(given, int):
             yield given
         elif isinstance(given, tuple):
             yield from (d for d in given if isinstance(d, int))
-
-
-def _argument(op: Op, name: str, default: Argument) -> Argument:
-    """The argument called `name` in the operator's schema, as given or by default."""
-    for position, declared in enumerate(overload(op.target)._schema.arguments):
-        if declared.name == name:
-            given: Any = (
-                op.args[position] if position < len(op.args) else dict(op.kwargs).get(name, declared.default_value)
-            )
-            return tuple(given) if isinstance(given, list) else given
-    return default

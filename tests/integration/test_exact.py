@@ -31,10 +31,10 @@ CONFIGS = {
 }
 
 
-def planned(graph: OpGraph, text: str, dtype: str = "fp64") -> PlanRecord:
-    """The plan of a written configuration on four devices."""
-    cluster = load_cluster("4xa100-80gb")
-    request = Request("test", cluster.name, "cpu", 4, GLOBAL_BATCH, dtype, POLICIES[dtype], "adamw")
+def planned(graph: OpGraph, text: str, dtype: str = "fp64", devices: int = 4) -> PlanRecord:
+    """The plan of a written configuration."""
+    cluster = load_cluster(f"{devices}xa100-80gb")
+    request = Request("test", cluster.name, "cpu", devices, GLOBAL_BATCH, dtype, POLICIES[dtype], "adamw")
     return Planner(graph, cluster, RooflinePricer(cluster), request).plan(ManualConfig.parse(text))
 
 
