@@ -13,68 +13,27 @@ import torch
 from torch import Tensor
 
 from autopar.graph import Argument, Extent, Op, Ref, TensorSpec
+from autopar.trace.constants import Constants
 from autopar.trace.flat import BlockCall, Flat, Item, rename, rename_item
-from autopar.trace.run import run_op
+from autopar.trace.indexing import without_identity_indexing
+from autopar.trace.rows import sampled_rows
 from autopar.trace.saved import ATTENTION
-
-MAX_ELEMENTS = 1 << 26
-"""Largest tensor that is computed; a larger one stays as it is."""
 
 
 def fold_masks(flat: Flat) -> Flat:
     """Replace attention masks that are causal or all true, and number no samples where they are all the same."""
-    known = _Constants(flat)
+    flat = without_identity_indexing(flat, Constants(flat))
+    known = Constants(flat)
     verdicts: dict[str, str] = {}
     items: list[Item] = []
     for item in flat.items:
         if isinstance(item, Op) and item.target == ATTENTION and (mask := _mask(item)):
             if mask not in verdicts:
-                value = known.value(mask)
-                verdicts[mask] = "" if value is None else _classify(value)
+                verdicts[mask] = _verdict(mask, known)
             if verdicts[mask]:
                 item = _without_mask(item, causal=verdicts[mask] == "causal")
         items.append(item)
     return _same_for_all(replace(flat, items=tuple(items)), known)
-
-
-class _Constants:
-    """The values of `flat` that depend on no input, parameter or block, computed when asked for."""
-
-    def __init__(self, flat: Flat) -> None:
-        self._flat = flat
-        self.makers: dict[str, Op] = {}
-        for item in flat.items:
-            if isinstance(item, Op) and all(n in self.makers for n in item.operands):
-                self.makers |= dict.fromkeys(item.results, item)
-        self._values: dict[int, dict[str, Tensor]] = {1: {}, 2: {}}
-
-    def value(self, name: str, batch: int | None = None) -> Tensor | None:
-        """The tensor at `batch` (2, or 1 if that is too large); None if it depends on data or is too large."""
-        if name not in self.makers:
-            return None
-        needed = self.ancestors(name)
-        batch = batch or (2 if self._largest(needed, 2) <= MAX_ELEMENTS else 1)
-        if self._largest(needed, batch) > MAX_ELEMENTS:
-            return None
-        env = self._values[batch]
-        for op in needed:
-            if op.results[0] not in env:
-                env |= dict(zip(op.results, run_op(op, env, batch, "cpu"), strict=True))
-        return env[name]
-
-    def ancestors(self, name: str) -> list[Op]:
-        """The ops that compute `name`, in execution order."""
-        found: dict[str, Op] = {}
-        waiting = [name]
-        while waiting:
-            op = self.makers[waiting.pop()]
-            if op.name not in found:
-                found[op.name] = op
-                waiting += op.operands
-        return [i for i in self._flat.items if isinstance(i, Op) and i.name in found]
-
-    def _largest(self, ops: list[Op], batch: int) -> int:
-        return max(torch.Size(self._flat.values[r].shape_at(batch)).numel() for op in ops for r in op.results)
 
 
 # --- masks of attention --------------------------------------------------------------------------------------------
@@ -93,9 +52,17 @@ def _without_mask(op: Op, causal: bool) -> Op:
     return replace(op, args=args, kwargs=kwargs)
 
 
-def _classify(mask: Tensor) -> str:
-    """`causal`, `all` or '' (something else)."""
-    queries, keys = mask.shape[-2:]
+def _verdict(mask: str, known: Constants) -> str:
+    """`causal`, `all` or '' (something else); of a mask too large to compute, by the rows of a sample."""
+    value = known.value(mask)
+    if value is not None:
+        return _classify(value, torch.arange(value.shape[-2]), value.shape[-2])
+    rows = sampled_rows(mask, known)
+    return "" if rows is None else _classify(*rows)
+
+
+def _classify(mask: Tensor, rows: Tensor, queries: int) -> str:
+    """What a mask of `queries` rows is, of which `mask` (..., rows, keys) has those numbered `rows`."""
     if mask.dtype != torch.bool:
         blocked = mask <= torch.finfo(mask.dtype).min / 2
         if not bool((blocked | (mask == 0)).all()):
@@ -103,8 +70,8 @@ def _classify(mask: Tensor) -> str:
         mask = ~blocked
     if bool(mask.all()):
         return "all"
-    lower = torch.ones(queries, keys, dtype=torch.bool).tril()
-    return "causal" if queries == keys and bool((mask == lower).all()) else ""
+    lower = torch.arange(mask.shape[-1]) <= rows.unsqueeze(1)
+    return "causal" if queries == mask.shape[-1] and bool((mask == lower).all()) else ""
 
 
 # --- the same for every sample -------------------------------------------------------------------------------------
@@ -119,7 +86,7 @@ class _Single:
     name: str
 
 
-def _same_for_all(flat: Flat, known: _Constants) -> Flat:
+def _same_for_all(flat: Flat, known: Constants) -> Flat:
     """Constants that number the samples but are equal for all of them are made for one sample and broadcast."""
     readers = [i for i in flat.items if isinstance(i, BlockCall) or i.results[0] not in known.makers]
     read = {n for i in readers for n in (i.operands if isinstance(i, Op) else i.inputs)}
@@ -138,7 +105,7 @@ def _same_for_all(flat: Flat, known: _Constants) -> Flat:
     return replace(flat, items=tuple(items), values=values)
 
 
-def _single(name: str, known: _Constants, values: Mapping[str, TensorSpec]) -> _Single | None:
+def _single(name: str, known: Constants, values: Mapping[str, TensorSpec]) -> _Single | None:
     batch_dim = values[name].batch_dim
     if batch_dim is None or name not in known.makers or values[name].shape[batch_dim] != Extent(1):
         return None

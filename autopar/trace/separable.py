@@ -56,7 +56,7 @@ _PERMUTING = {
 _POINTWISE = {
     "dropout", "to", "clone", "detach", "where", "masked_fill", "type_as", "float", "copy", "zeros_like",
     "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "gelu", "silu", "mish", "selu", "relu6",
-    "hardtanh",
+    "hardtanh", "__and__", "__or__", "__xor__",
 }  # fmt: skip
 _ALONG_DIM = {
     "softmax", "log_softmax", "_softmax", "_log_softmax", "_safe_softmax", "cat", "stack", "slice", "select", "narrow",

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autopar.graph import Op
-from autopar.trace import trace
+from autopar.trace import constants, rows, trace
 from tests.trace.interpreter import run_graph
 
 SEQ = 6
@@ -113,3 +113,64 @@ def test_names_stay_unique() -> None:
     for kind in graph.classes:
         made = [r for op in kind.ops for r in op.results]
         assert len(made) == len(set(made))
+
+
+def _long_causal(x: Tensor) -> Tensor:
+    at = torch.arange(LONG, device=x.device)
+    return (at.view(1, 1, -1, 1) >= at.view(1, 1, 1, -1)).expand(x.shape[0], 1, LONG, LONG) & (at >= 0)
+
+
+def _long_square(x: Tensor) -> Tensor:
+    return torch.ones(LONG, LONG, dtype=torch.bool, device=x.device)
+
+
+LONG = 300
+LONG_MASKS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "causal": (_long_causal, "causal"),
+    "triangle": (lambda x: _long_square(x).tril(), "causal"),
+    "additive": (lambda x: torch.full((LONG, LONG), float("-inf"), device=x.device).triu(1), "causal"),
+    "all": (_long_square, "all"),
+    "window": (lambda x: _long_square(x).tril() & ~_long_square(x).tril(-298), ""),
+    "odd row": (lambda x: _long_causal(x) & ~_long_square(x).tril(-LONG + 1), ""),
+    "from data": (lambda x: _long_causal(x) & (x[:, :1, 0] < 100.0).unsqueeze(1).unsqueeze(1), ""),
+    "not by rows": (lambda x: _long_square(x).tril().flip(0).flip(0), ""),
+}
+
+
+@pytest.mark.parametrize("name", LONG_MASKS)
+def test_masks_too_large_to_compute(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Known by a sample of their rows, first and last among them, or left as they are."""
+    for module in (constants, rows):
+        monkeypatch.setattr(module, "MAX_ELEMENTS", LONG * LONG - 1)
+    mask, kind = LONG_MASKS[name]
+    model = _Attention(mask)
+    graph = trace(model, (torch.zeros(2, LONG, 4),))
+    op = next(op for c in graph.classes for op in c.ops if "attention" in op.target)
+    assert (len(op.operands) == 3) == bool(kind)
+    assert not kind or op.args[5] is (kind == "causal")
+
+
+def test_indexing_by_all_positions_is_a_view() -> None:
+    """A padding mask read position by position is a view; read in another order it stays an index."""
+
+    def padding(order: Callable[[Tensor], Tensor]) -> nn.Module:
+        class Padded(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.linear = nn.Linear(4, 4)
+
+            def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+                samples = torch.arange(x.shape[0], device=x.device).view(-1, 1, 1, 1)
+                mask = keep[samples, order(torch.arange(SEQ, device=x.device)).view(1, 1, 1, -1)]
+                q = self.linear(x).unsqueeze(1)
+                return F.scaled_dot_product_attention(q, q, q, attn_mask=mask).sum()
+
+        return Padded()
+
+    for order, kept in ((lambda at: at, 0), (lambda at: SEQ - 1 - at, 1)):
+        model = padding(order)
+        inputs = {"x": torch.randn(5, SEQ, 4), "keep": torch.rand(5, SEQ) > 0.3}
+        graph = trace(model, inputs)
+        assert graph.separable == (not kept)
+        assert sum("index" in op.target for c in graph.classes for op in c.ops) == kept
+        torch.testing.assert_close(run_graph(graph, model, inputs, 5)[graph.loss or ""], model(**inputs))
