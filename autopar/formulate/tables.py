@@ -127,7 +127,7 @@ def _positions(layouts: Sequence[Layout | None]) -> dict[Layout | None, int]:
 class SpaceCosts:
     """Seconds and bytes of one microbatch on the labels of a space; `pair` entries are (forward, backward).
 
-    `saved_bytes` are those kept for the backward, `recomputed_bytes` those of entry and exit if the layer is recomputed.
+    `saved_bytes`: kept for the backward; `recomputed_bytes`: on entry and exit labels, if the layer is recomputed.
     """
 
     space: LabelSpace
@@ -152,8 +152,8 @@ def space_costs(
 ) -> SpaceCosts:
     """Price every label and every pair of labels of a layer at the setting's microbatch."""
     zeros = [np.zeros(len(v)) for v in space.variables]
-    saved, recomputed = (count(space, around, setting.batch) for count in (saved_bytes, recomputed_bytes))
-    costs = SpaceCosts(space, list(zeros), list(zeros), saved, recomputed)
+    kept, inputs = saved_bytes(space, around, setting.batch), recomputed_bytes(space, around, setting.batch)
+    costs = SpaceCosts(space, list(zeros), list(zeros), kept, inputs)
     _price_calls(costs, setting, pricer)
     for edge in space.edges:
         sources, targets = edge.source.layouts, edge.target.layouts
@@ -250,7 +250,7 @@ def _stored_costs(
     spec: TensorSpec, layouts: Sequence[Layout | None], setting: Setting, modes: Sequence[Mode], rates: ParameterRates
 ) -> Array:
     """Seconds (and price times bytes) of keeping a parameter in each layout under each mode, shape (modes, layouts)."""
-    elements = [0 if x is None else prod(local_shape(spec.shape_at(1), x, setting.sizes)) for x in layouts]
+    elements = [1 if x is None else prod(local_shape(spec.shape_at(1), x, setting.sizes)) for x in layouts]
     found: dict[tuple[int, tuple[int, ...]], tuple[Array, ...]] = {}
     rows = []
     for mode in modes:

@@ -126,7 +126,7 @@ def lay_out(run: LayerRun, setting: Setting, pricer: RooflinePricer) -> Laid:
     relayouts = RelayoutPrices(pricer, setting.mesh)
     rates = ParameterRates(pricer, setting.mesh, POLICIES["bf16"], "adamw", setting.num_microbatches, 1 << 20)
     space = label_space(run.layer, run.around, setting.sizes, setting.batch)
-    costs = space_costs(space, setting, pricer, relayouts)
+    costs = space_costs(space, run.around, setting, pricer, relayouts)
     modes = modes_of(space, run)
     passing = passing_seconds(space, run.around, setting, relayouts)
     return Laid(

@@ -1,0 +1,87 @@
+"""Bytes that a layer keeps for its backward, on the labels of its space: never more than its lowered program keeps.
+
+A storage is counted for the first op that saves it, as that op reads it; the lowered program counts it so, and once
+more for each other layout it is saved in.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.formulate.labels import LabelSpace, Option, Placed, at_cut
+from autopar.formulate.runs import Surroundings
+from autopar.graph import DTYPE_BYTES, LayerClass, Layout, local_shape
+from autopar.shard.program import Call, Program
+from autopar.shard.rules import rule_for
+from autopar.shard.saved import inner_saved_bytes, saved_names
+
+Bytes: TypeAlias = NDArray[np.float64]
+
+
+def call_of(placed: Placed, option: Option, layer: LayerClass) -> Call:
+    """The lowered form of an op under an option."""
+    op, rule = placed.op, rule_for(placed.op, layer)
+    kernels = {} if rule is None else rule.kernels
+    kernel = next((kernels[f] for f in option.factors if f in kernels), "")
+    return Call(op, op.operands, option.operands, option.results, option.factors, kernel)
+
+
+def saved_bytes(space: LabelSpace, around: Surroundings, batch: int) -> list[Bytes]:
+    """What autograd keeps, for each variable on each of its labels."""
+    total = [np.zeros(len(v)) for v in space.variables]
+    free = {*space.layer.params, *space.layer.buffers, *around.held}
+    for placed in space.placed:
+        found = {o: _kept_by(call_of(placed, o, space.layer), space, batch) for o in set(placed.options) if o}
+        new = {root for kept in found.values() for root in kept} - free
+        each = {o: sum(kept[root] for root in new if root in kept) for o, kept in found.items()}
+        total[placed.variable] += [0.0 if o is None else each[o] for o in placed.options]
+        free |= new - {""}
+    return total
+
+
+def recomputed_bytes(space: LabelSpace, around: Surroundings, batch: int) -> tuple[Bytes, Bytes]:
+    """What is kept if the layer is recomputed: of its inputs by entry label, of its outputs by exit label."""
+    layer = space.layer
+    before, behind = (space.variables[v].layouts for v in (space.entry, space.exit))
+    inputs, outputs = np.zeros(len(before)), np.zeros(len(behind))
+    for name in layer.inputs:
+        if name not in around.held:
+            layouts = at_cut(layer.values[name], around.entry, before, name == around.main_input)
+            inputs += [_local_bytes(name, x, space, batch) for x in layouts]
+    for position, name in enumerate(layer.outputs, len(layer.inputs)):
+        if position in around.promised and storage_root(name, layer) not in layer.inputs:
+            layouts = at_cut(layer.values[name], around.leave, behind, name == around.main_output)
+            outputs += [_local_bytes(name, x, space, batch) for x in layouts]
+    return inputs, outputs
+
+
+def storage_root(name: str, layer: LayerClass) -> str:
+    """The value whose storage `name` shares."""
+    while name in layer.producer:
+        op = layer.producer[name]
+        source = op.alias_of[op.results.index(name)]
+        if source is None:
+            return name
+        name = source
+    return name
+
+
+def _kept_by(call: Call, space: LabelSpace, batch: int) -> dict[str, float]:
+    """Bytes of each storage a call keeps, by its root; '' for what is born inside."""
+    layouts = dict(zip((*call.operands, *call.op.results), (*call.operand_layouts, *call.result_layouts), strict=True))
+    program = Program(space.sizes, (), (), (), (), (), layouts, space.layer.values)
+    found: dict[str, float] = {"": inner_saved_bytes(call, program, batch)}
+    for name in saved_names(call):
+        found.setdefault(storage_root(name, space.layer), _local_bytes(name, layouts[name], space, batch))
+    return found
+
+
+def _local_bytes(name: str, layout: Layout, space: LabelSpace, batch: int) -> float:
+    """Bytes of one rank's part of the storage in which a value lies; less than the value's where it was expanded."""
+    spec, root = (space.layer.values[n] for n in (name, storage_root(name, space.layer)))
+    local = prod(local_shape(spec.shape_at(batch), layout, space.sizes)) * DTYPE_BYTES[spec.dtype]
+    return local * min(1.0, root.bytes_at(batch) / max(1, spec.bytes_at(batch)))
