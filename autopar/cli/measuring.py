@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from autopar.cli.answer import Answer, check_targets, cluster_of, load, speaks, unavailable, work
 from autopar.cli.options import ClusterName, DtypeName, GlobalBatch, Json, Model, OutFile, ReportFile, Rows, SeqLen
+
+if TYPE_CHECKING:
+    from autopar.measure.profile import Profile
 
 
 def profile(
@@ -27,20 +31,43 @@ def profile(
         from autopar import api
 
         found = api.profile(
-            **load(model, seq_len), cluster=where, global_batch=global_batch, dtype=dtype, device=device
+            **load(model, seq_len),
+            cluster=where,
+            global_batch=global_batch,
+            dtype=dtype,
+            device=device,
+            add_to=output if output and output.exists() else None,
+            say=_say,
         )
-        failed = sum(1 for timing in found.timings.values() if timing.failed)
-        if output and speaks():
-            found.save(output)
-    kept = f"written to {output}" if output else "kept for planning with --cluster local"
-    text = f"{len(found.timings)} timings on {found.environment.device} ({failed} failed), {kept}"
-    return Answer(text, {"timings": len(found.timings), "failed": failed, "output": str(output) if output else None})
+    return _taken(found, output)
 
 
 def profile_collectives(output: OutFile = None) -> Answer:
     """Measure collectives over the processes of this job (start it with torchrun)."""
-    del output
-    unavailable("profile-collectives", "plan with the cluster's datasheet links")
+    check_targets(output)
+    with work():
+        from autopar import api
+
+        found = api.profile_collectives(add_to=output if output and output.exists() else None, say=_say)
+    return _taken(found, output)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _taken(found: Profile, output: Path | None) -> Answer:
+    """Write a profile where it was asked for, and say what it holds."""
+    failed = sum(1 for timing in found.timings.values() if timing.failed)
+    if output and speaks():
+        found.save(output)
+    kept = f"written to {output}" if output else "kept for planning with --cluster local"
+    environment = found.environment
+    busy = f", {environment.busy_ranks} processes at once" if environment.busy_ranks > 1 else ""
+    text = f"{len(found.timings)} timings on {environment.device}{busy} ({failed} failed), {kept}"
+    if not found.timings:
+        text = "nothing to time: one process has no groups to communicate in; start it with torchrun"
+    return Answer(text, {"timings": len(found.timings), "failed": failed, "output": str(output) if output else None})
 
 
 def validate(rows: Rows, report: ReportFile = None, as_json: Json = False) -> Answer:

@@ -15,6 +15,7 @@ from autopar.errors import ProfileError
 from autopar.graph import CollectiveKey, OpKey
 from autopar.measure.fit import Curve
 from autopar.measure.keys import Key
+from autopar.measure.lots import in_lots
 from autopar.measure.profile import Environment, Profile, Timing
 from autopar.measure.session import Session
 from autopar.measure.store import Store
@@ -34,7 +35,7 @@ class MeasuredPricer:
     ) -> None:
         self._fallback, self._session, self._store = fallback, session, store
         self._environment = profile.environment
-        _require_backend(profile.environment, fallback.cluster)
+        require_backend(profile.environment, fallback.cluster)
         self._timed_ops: dict[OpKey, Timing] = {}
         self._timed_collectives: dict[CollectiveKey, Timing] = {}
         self._op_prices: dict[OpKey, tuple[float, float, Source]] = {}
@@ -84,7 +85,8 @@ class MeasuredPricer:
         predicted = self._fallback.ops(keys)
         if self._session is not None:
             chosen = ops_to_time(keys, predicted.forward_s.tolist(), self._timed_ops)
-            self._keep(self._session.ops(chosen).items())
+            for timings in in_lots(self._session.ops, chosen, "timing operators"):
+                self._keep(timings.items())
         forward_points, backward_points = self._op_points({kind_of(key) for key in keys})
         kinds = grouped(keys, kind_of)
         forward, sources = _along_curves(predicted.forward_s, kinds, forward_points, predicted.sources)
@@ -112,7 +114,8 @@ class MeasuredPricer:
     def _price_collectives(self, keys: list[CollectiveKey]) -> None:
         if self._session is not None:
             chosen = collectives_to_time(keys, self._timed_collectives)
-            self._keep(self._session.collectives(chosen).items())
+            for timings in in_lots(self._session.collectives, chosen, "timing collectives"):
+                self._keep(timings.items())
         predicted = self._fallback.collectives(keys)
         points: Points = {}
         for key, timing in self._timed_collectives.items():
@@ -141,7 +144,8 @@ class MeasuredPricer:
                 self._timed_collectives[key] = timing
 
 
-def _require_backend(environment: Environment, cluster: Cluster) -> None:
+def require_backend(environment: Environment, cluster: Cluster) -> None:
+    """Raise ProfileError unless timings of the environment can stand for the cluster's devices."""
     if environment.backend != cluster.device.backend:
         raise ProfileError(
             f"the profile is of backend {environment.backend!r} ({environment.device}), cluster {cluster.name!r} is of "

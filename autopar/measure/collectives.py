@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,7 @@ from autopar.graph import CollectiveKey
 from autopar.measure.ops import LEAST_REPEATS, MOST_REPEATS, clock_for
 from autopar.measure.profile import Sample, Timing
 from autopar.shard.collectives import relayout
+from autopar.shard.torch_private import group_named
 
 
 def fits_job(key: CollectiveKey, world_size: int) -> bool:
@@ -24,15 +26,22 @@ def group_members(rank: int, ranks: int, stride: int) -> tuple[int, ...]:
     return tuple(first + i * stride for i in range(ranks))
 
 
-@cache
-def _group_name(ranks: int, stride: int, world_size: int) -> str:
+_groups: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, int], str]] = WeakKeyDictionary()
+"""Names of this rank's groups by ranks and stride, for as long as the job's own group lives."""
+
+
+def _group_name(ranks: int, stride: int) -> str:
     """Name of this rank's group of that shape; every rank of the job makes all of them, in the same order."""
-    mine = ""
-    for members in dict.fromkeys(group_members(rank, ranks, stride) for rank in range(world_size)):
-        group = dist.new_group(list(members))
-        if dist.get_rank() in members:
-            mine = group.group_name
-    return mine
+    job = dist.group.WORLD
+    if job is None:
+        raise RuntimeError("collectives are timed in a job: its process group has not been made")
+    known = _groups.setdefault(job, {})
+    if (ranks, stride) not in known:
+        for members in dict.fromkeys(group_members(rank, ranks, stride) for rank in range(dist.get_world_size())):
+            group = dist.new_group(list(members))
+            if dist.get_rank() in members:
+                known[ranks, stride] = group.group_name
+    return known[ranks, stride]
 
 
 def time_collective(key: CollectiveKey, device: torch.device, budget_s: float = 0.03) -> Timing:
@@ -49,19 +58,28 @@ def time_collective(key: CollectiveKey, device: torch.device, budget_s: float = 
 
 
 def _timed(key: CollectiveKey, device: torch.device, budget_s: float) -> Timing:
-    group = _group_name(key.ranks, key.stride, dist.get_world_size())
+    group = _group_name(key.ranks, key.stride)
     full = max(key.ranks, key.bytes // 4 // key.ranks * key.ranks)
     held = full // key.ranks if key.kind == "all_gather" else full
     buffer = torch.zeros(held, device=device)
-    move = f"{key.kind} 0 0 {key.ranks} {group}"  # of `autopar::relayout`, on a flat buffer
+    run = _runner(key, group, buffer)
 
     def once() -> float:
         dist.barrier()
         clock = clock_for(device)
-        relayout(buffer, [move], [])
+        run()
         return clock()
 
     once()
     repeats = torch.tensor([max(LEAST_REPEATS, min(MOST_REPEATS, int(budget_s / max(once(), 1e-6))))], device=device)
     dist.broadcast(repeats, 0)
     return Timing(Sample(tuple(once() for _ in range(int(repeats)))))
+
+
+def _runner(key: CollectiveKey, group: str, buffer: torch.Tensor) -> Callable[[], object]:
+    """What runs the collective once: `autopar::relayout` on a flat buffer, or a broadcast from the group's first."""
+    if key.kind == "broadcast":
+        members = group_named(group)
+        return lambda: dist.broadcast(buffer, group=members, group_src=0)
+    move = f"{key.kind} 0 0 {key.ranks} {group}"
+    return lambda: relayout(buffer, [move], [])

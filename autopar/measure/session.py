@@ -7,7 +7,6 @@ messages: `time` these keys with me, I am `done` with this result, or I have `fa
 from __future__ import annotations
 
 import pickle
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -96,7 +95,7 @@ class Alone:
 
     def ops(self, keys: Sequence[OpKey]) -> dict[OpKey, Timing]:
         """Time local ops one after the other."""
-        return {key: time_op(key, self._device) for key in _progress(keys, "timing operators")}
+        return {key: time_op(key, self._device) for key in keys}
 
     def collectives(self, keys: Sequence[CollectiveKey]) -> dict[CollectiveKey, Timing]:  # noqa: ARG002 - none
         """Nothing: one process has nobody to talk to."""
@@ -152,7 +151,7 @@ def _share(message: Message | None, device: torch.device) -> Message:
 def _time_together(keys: Sequence[OpKey] | Sequence[CollectiveKey], device: torch.device) -> list[Timing]:
     """Time each key after a barrier; on rank 0 the timings of all ranks, joined."""
     mine = []
-    for key in _progress(keys, "timing on all ranks") if dist.get_rank() == 0 else keys:
+    for key in keys:
         dist.barrier()
         timer: Callable[..., Timing] = time_op if isinstance(key, OpKey) else time_collective
         mine.append(timer(key, device))
@@ -168,10 +167,3 @@ def _joined(timings: Sequence[Timing]) -> Timing:
         return Timing(failed=failed)
     forward = tuple(s for t in timings for s in t.forward.raw_s)
     return Timing(Sample(forward), Sample(tuple(s for t in timings for s in t.backward.raw_s)))
-
-
-def _progress(keys: Sequence[Any], what: str) -> Any:
-    """The keys, with a bar on standard error that shows count and time left."""
-    from tqdm import tqdm
-
-    return tqdm(keys, desc=what, unit="key", file=sys.stderr, leave=False, delay=1.0)
