@@ -108,7 +108,6 @@ def _answer(found: list[Found[Payload]], bounds: list[float], solved: int, compl
     bounded = sum(isfinite(b) for b in bounds)
     lower = max(0.0, min(bounds, default=inf))
     if found:
-        lower = min(lower, found[0].objective)
         outcome = Outcome.OPTIMAL if complete else Outcome.FEASIBLE
         return Answer(outcome, found[0], tuple(found[1:]), lower, bounded, solved)
     if complete:

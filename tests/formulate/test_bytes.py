@@ -14,12 +14,13 @@ from autopar.engine.eliminate import eliminate
 from autopar.formulate.figures import layer_figures
 from autopar.formulate.mesh import mesh_of
 from autopar.formulate.pins import Pins
+from autopar.formulate.planner import Planner
 from autopar.formulate.runs import layer_runs
 from autopar.formulate.tables import RelayoutPrices, Setting, label_graph, passing_seconds, space_costs
 from autopar.graph import OpGraph
 from autopar.plan import POLICIES
 from autopar.trace import trace
-from tests.formulate.cases import Laid, cluster_of, lay_out, modes_of, traced
+from tests.formulate.cases import Laid, cluster_of, lay_out, modes_of, planner, traced
 from tests.formulate.test_tables import labelling_s, noise
 
 NO_TIME = 1e-15
@@ -84,3 +85,18 @@ def test_tables_never_count_more_than_is_held(model: str, sizes: tuple[int, ...]
                 assert counted <= exact + 1, (laid.strategy(k, labels), run.layer)
                 shares.append(counted / max(1, exact))
     assert np.mean(shares) > 0.5
+
+
+@pytest.mark.parametrize(("model", "share"), [("mlp", 0.95), ("gpt", 0.8), ("tied", 0.85), ("activations", 0.95)])
+def test_bound_is_below_the_plan(model: str, share: float) -> None:
+    """With a binding limit, too, the proven bound, reported as it is found, is at most the plan's step time."""
+    free = planner_of(model).plan()
+    limited = planner_of(model, int(free.peak_tensor_bytes * share)).plan()
+    for record in (free, limited):
+        assert record.lower_bound_s is not None
+        assert 0 < record.lower_bound_s <= record.step_time_s
+
+
+def planner_of(model: str, limit_bytes: int | None = None) -> Planner:
+    found = planner("mlp" if model == "activations" else model, limit_bytes=limit_bytes)
+    return replace(found, graph=graph_of(model))
