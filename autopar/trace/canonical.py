@@ -14,11 +14,15 @@ _SHAPED = {"aten.view.default", "aten.reshape.default", "aten.expand.default", "
 _CONVERSIONS = {
     "aten.to.dtype_layout", "aten.to.device", "aten.to.other", "aten._to_copy.default", "aten.type_as.default",
 }  # fmt: skip
+_LIKE_ANOTHER = {
+    "aten.expand_as.default": "aten.expand.default", "aten.view_as.default": "aten.view.default",
+    "aten.reshape_as.default": "aten.reshape.default",
+}  # fmt: skip
+"""Views of the shape of another tensor, and those of a given shape in their place."""
 _IDENTITY = {
     *_SHAPED, "aten.to.dtype",
     "aten.contiguous.default", "aten.slice.Tensor", "aten.alias.default", "aten.dropout.default", "aten.detach.default",
-    "aten.flatten.using_ints", "aten.lift_fresh_copy.default", "aten.expand_as.default",
-    "aten.view_as.default", "aten.reshape_as.default", "aten.feature_dropout.default",
+    "aten.flatten.using_ints", "aten.lift_fresh_copy.default", "aten.feature_dropout.default",
 }  # fmt: skip
 
 
@@ -33,6 +37,8 @@ def _explicit(item: Item, values: dict[str, TensorSpec]) -> list[Item]:
     op = item
     if op.target in _SHAPED:
         return [replace(op, args=(op.args[0], _shape(values[op.results[0]]), *op.args[2:]))]
+    if op.target in _LIKE_ANOTHER:
+        return [replace(op, target=_LIKE_ANOTHER[op.target], args=(op.args[0], _shape(values[op.results[0]])))]
     if op.target == "aten.slice.Tensor":
         return [_explicit_end(op, values)]
     if op.target in _CONVERSIONS:  # everything lives on one device: only the dtype can change
