@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from autopar.emit.build import emit, emit_alone
 from autopar.emit.example import random_batch
 from autopar.emit.materialize import values
-from autopar.emit.torch_private import own_tensors, put_tensor
 from autopar.graph import OpGraph
 from autopar.plan import PlanRecord
 from autopar.trace.capture import trace
 from autopar.trace.inputs import BoundInputs, ExampleInputs, bind
 from autopar.trace.loss import Root
+from autopar.trace.torch_private import named_tensors, owned_tensors, put_tensor
 
 LEARNING_RATE = 1e-3
 
@@ -205,7 +205,7 @@ def _reference(
 
 def _copy(model: nn.Module, dtype: str, device: torch.device, seed: int) -> nn.Module:
     """A real copy of the model with the values that `emit` gives it, tied ones tied; parameters in `dtype`."""
-    named = dict(model.named_parameters()) | dict(model.named_buffers())
+    named = dict(named_tensors(model))
     real: dict[int, Tensor] = {}
     for name, whole in values(model, device, seed):
         parameter = isinstance(named[name], nn.Parameter)
@@ -214,7 +214,7 @@ def _copy(model: nn.Module, dtype: str, device: torch.device, seed: int) -> nn.M
         real[id(named[name])] = nn.Parameter(made, named[name].requires_grad) if parameter else made
     twin = copy.deepcopy(model)
     for ours, theirs in zip(model.modules(), twin.modules(), strict=True):
-        for key, tensor in own_tensors(ours).items():
+        for key, tensor in owned_tensors(ours).items():
             put_tensor(theirs, key, real[id(tensor)])
     return twin
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from autopar.emit.torch_private import own_tensors, put_tensor
 from autopar.errors import EmitError
+from autopar.trace.torch_private import owned_tensors, put_tensor
 
 
 def values(
@@ -25,7 +25,7 @@ def values(
     """
     seen: set[int] = set()
     for name, owner in module.named_modules():
-        own = own_tensors(owner)
+        own = owned_tensors(owner)
         new = {k: t for k, t in own.items() if id(t) not in seen and wanted(_join(name, k))}
         seen.update(map(id, own.values()))
         if any(t.is_meta for t in new.values()):
@@ -52,7 +52,7 @@ def _initialised(
         try:
             _put(owner, made)
             _run_initialisers(model, name)
-            made = own_tensors(owner)
+            made = owned_tensors(owner)
         finally:
             _put(owner, own)
     for key, tensor in made.items():

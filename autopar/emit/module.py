@@ -19,10 +19,11 @@ from autopar.emit.loss_weights import Weights
 from autopar.emit.parameters import StageParameter, add_gradient, finish_gradients, local, reduce_gradients, refresh
 from autopar.emit.pipeline import Feed, Pipeline
 from autopar.emit.storage import Storage
-from autopar.emit.torch_private import is_persistent, norms_of, scale_all
+from autopar.emit.torch_private import norms_of, scale_all
 from autopar.errors import EmitError
 from autopar.graph import OpGraph
 from autopar.plan import PlanRecord
+from autopar.trace.torch_private import is_persistent, named_tensors
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class ParallelModule(nn.Module):
             if aliases.get(name, name) in publics:
                 owner, key = self._owner(name)
                 owner.register_parameter(key, publics[aliases.get(name, name)])
-        for name, _ in module.named_buffers(remove_duplicate=False):
+        for name, _ in named_tensors(module):
             tensor = buffers.get(aliases.get(name, name))
             if tensor is not None:
                 owner, key = self._owner(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import operator
 import re
 from collections.abc import Callable, Sequence
@@ -125,8 +126,8 @@ def _identifiers(names: Sequence[str]) -> list[str]:
     """Words of Python for dotted names, all different."""
     words: list[str] = []
     for name in names:
-        word = re.sub(r"\W", "_", name)
-        while word in words:
+        word = re.sub(r"\W|^(?=\d)", "_", name)
+        while word in words or keyword.iskeyword(word):
             word += "_"
         words.append(word)
     return words

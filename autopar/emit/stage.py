@@ -25,6 +25,7 @@ from autopar.shard.localize import groups_of
 from autopar.shard.lower import lower_layer
 from autopar.shard.program import Program
 from autopar.shard.storage import Keeper
+from autopar.trace.torch_private import named_tensors
 
 
 def lower_stage(graph: OpGraph, stage: StagePlan) -> list[Program]:
@@ -140,7 +141,8 @@ class Builder:
         """What this rank runs, its values still unset; `others` are the parameters of its earlier stages."""
         read = {n for p in self.placements for n in p.layer.buffers}
         held_here = self.graph.buffers if self.link is None else [n for n in self.graph.buffers if n in read]
-        buffers = {n: torch.empty_like(module.get_buffer(n), device=self.groups.device) for n in held_here}
+        values = dict(named_tensors(module))
+        buffers = {n: torch.empty_like(values[n].detach(), device=self.groups.device) for n in held_here}
         used = {n for p in self.placements for n in p.layer.params}
         stepped = {n: s for n, s in self.storages.items() if s.keeper is Keeper.STEP and n in used}
         steps = {n: self._step_parameter(s, others.get(n)) for n, s in stepped.items()}

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import Variable
 from torch.distributed.pipelining._backward import stage_backward
 from torch.distributed.pipelining.schedules import RESHARD, UNSHARD
 
 __all__ = [
-    "RESHARD", "UNSHARD", "at_end_of_backward", "backward_of_stage", "copy_all", "is_persistent", "job_timeout",
-    "norms_of", "own_tensors", "put_tensor", "scale_all",
+    "RESHARD", "UNSHARD", "at_end_of_backward", "backward_of_stage", "copy_all", "job_timeout", "norms_of",
+    "scale_all",
 ]  # fmt: skip
 
 
@@ -47,23 +47,6 @@ def norms_of(tensors: Sequence[Tensor], order: float) -> tuple[Tensor, ...]:
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Copy each source into its target, casting where dtypes differ."""
     torch._foreach_copy_(list(targets), list(sources))
-
-
-def is_persistent(owner: nn.Module, buffer: str) -> bool:
-    """Whether a buffer goes into the state dict."""
-    return buffer not in owner._non_persistent_buffers_set
-
-
-def own_tensors(owner: nn.Module) -> dict[str, Tensor]:
-    """The parameters and buffers registered in a module itself."""
-    both: dict[str, Any] = {**owner._parameters, **owner._buffers}
-    return {name: tensor for name, tensor in both.items() if tensor is not None}
-
-
-def put_tensor(owner: nn.Module, name: str, tensor: Tensor) -> None:
-    """Let `tensor` be the parameter or buffer called `name`, whatever is there now."""
-    place: dict[str, Any] = owner._parameters if name in owner._parameters else owner._buffers
-    place[name] = tensor
 
 
 def backward_of_stage(arguments: dict[str, Any]) -> tuple[Tensor | None, ...]:

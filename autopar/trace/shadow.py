@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from autopar.errors import TraceError
+from autopar.trace.torch_private import named_tensors
 
 
 def shadow(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
@@ -19,8 +20,8 @@ def shadow(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         memo[id(parameter)] = _meta_parameter(parameter, dtype)
-    for buffer in model.buffers():
-        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    for _, tensor in named_tensors(model):
+        memo.setdefault(id(tensor), torch.empty_like(tensor.detach(), device="meta"))
     try:
         copied = copy.deepcopy(model, memo)
     except Exception as error:
@@ -43,4 +44,4 @@ def _plain_tensors_to_buffers(module: nn.Module) -> None:
     for name, value in list(vars(module).items()):
         if isinstance(value, Tensor):
             delattr(module, name)
-            module.register_buffer(name, torch.empty_like(value.detach(), device="meta"), persistent=False)
+            module.register_buffer(name, value, persistent=False)

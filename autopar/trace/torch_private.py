@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export._trace import _compiling_state_context  # type: ignore[attr-defined]
 
 
@@ -17,6 +19,30 @@ def as_if_exporting() -> AbstractContextManager[None]:
 def storage_id(tensor: Tensor) -> int:
     """A number that tensors of one storage share while it is alive."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def owned_tensors(owner: nn.Module) -> dict[str, Tensor]:
+    """The tensors a module itself holds: parameters, buffers and plain attributes, which count as buffers."""
+    both: dict[str, Any] = {**owner._parameters, **owner._buffers, **vars(owner)}
+    return {name: tensor for name, tensor in both.items() if isinstance(tensor, Tensor)}
+
+
+def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor a model holds under every dotted name it has."""
+    for path, owner in model.named_modules(remove_duplicate=False):
+        for name, tensor in owned_tensors(owner).items():
+            yield (f"{path}.{name}" if path else name), tensor
+
+
+def put_tensor(owner: nn.Module, name: str, tensor: Tensor) -> None:
+    """Let `tensor` be what the module holds as `name`, whatever is there now."""
+    places: tuple[dict[str, Any], ...] = (owner._parameters, owner._buffers)
+    next((place for place in places if name in place), vars(owner))[name] = tensor
+
+
+def is_persistent(owner: nn.Module, name: str) -> bool:
+    """Whether a buffer goes into the state dict; a plain attribute does not."""
+    return name in owner._buffers and name not in owner._non_persistent_buffers_set
 
 
 HIGHER_ORDER = torch._ops.HigherOrderOperator

@@ -1,0 +1,159 @@
+"""Models that do something unusual, for tests on real processes; parameters are random, biases too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autopar.graph import OpGraph
+from autopar.trace.capture import trace
+
+WIDTH = 16
+
+
+class Vae(nn.Module):
+    """A variational autoencoder whose loss is a sum over samples; its noise is an input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, 8))
+        self.decoder = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, WIDTH))
+
+    def forward(self, x: Tensor, noise: Tensor) -> Tensor:
+        mean, log_variance = self.encoder(x).chunk(2, dim=-1)
+        rebuilt = self.decoder(mean + noise * (0.5 * log_variance).exp())
+        divergence = -0.5 * torch.sum(1 + log_variance - mean.pow(2) - log_variance.exp())
+        return F.binary_cross_entropy_with_logits(rebuilt, x.sigmoid(), reduction="sum") + divergence
+
+
+class Regression(nn.Module):
+    """A mean squared error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(WIDTH, 32), nn.ReLU(), nn.Linear(32, 4))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(self.net(x), y)
+
+
+class Scaled(nn.Module):
+    """Tensors kept as plain attributes, one of them by two modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
+        self.scale = torch.linspace(0.5, 1.5, 32, dtype=torch.float64)
+        self.first.scale = self.scale
+        self.shift = torch.full((WIDTH,), 0.25, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(x) * self.first.scale)
+        out: Tensor = self.second(hidden * self.scale) + self.shift
+        return out.pow(2).mean()
+
+
+class Mixer(nn.Module):
+    """A residual block of two linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.down(F.gelu(self.up(self.norm(x))))
+        return out
+
+
+class Repeated(nn.Module):
+    """One block applied three times: its weights are shared by all three places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Mixer()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = self.block(x)
+        return x.pow(2).mean()
+
+
+class Twice(nn.Module):
+    """One embedding for two inputs, and once more as the output layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(32, WIDTH)
+        self.mixer = Mixer()
+
+    def forward(self, source: Tensor, target: Tensor, labels: Tensor) -> Tensor:
+        mixed = self.mixer(self.table(source) - self.table(target).mean(dim=1, keepdim=True))
+        return F.cross_entropy((mixed @ self.table.weight.T).flatten(0, 1), labels.flatten())
+
+
+class KeywordsOnly(nn.Module):
+    """Inputs by keyword only, nested ones and constants among them; a dict of outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(WIDTH, 4)
+
+    def forward(self, *, batch: dict[str, Tensor], power: int = 1, label: str = "y") -> dict[str, Any]:
+        out = self.net(batch["x"]) ** power
+        return {"scores": [out, out.mean(dim=-1)], "loss": F.mse_loss(out, batch[label])}
+
+
+@dataclass
+class Output:
+    """What `Dataclass` returns."""
+
+    scores: Tensor
+    loss: Tensor | None = None
+
+
+class Dataclass(nn.Module):
+    """A dataclass of outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(WIDTH, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Output:
+        out = self.net(x)
+        return Output(out, F.l1_loss(out, y))
+
+
+def _x(width: int = WIDTH) -> Tensor:
+    return torch.zeros(2, width)
+
+
+def _ids() -> Tensor:
+    return torch.zeros(2, 4, dtype=torch.long)
+
+
+CASES: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
+    "vae": (Vae, {"x": _x(), "noise": _x(4)}),
+    "regression": (Regression, {"x": _x(), "y": _x(4)}),
+    "plain attributes": (Scaled, {"x": _x()}),
+    "block three times": (Repeated, {"x": _x()}),
+    "embedding twice": (Twice, {"source": _ids(), "target": _ids(), "labels": _ids()}),
+    "keywords only": (KeywordsOnly, {"batch": {"x": _x(), "y": _x(4)}, "power": 2}),
+    "dataclass": (Dataclass, {"x": _x(), "y": _x(4)}),
+}
+
+
+@cache
+def example(name: str) -> tuple[nn.Module, dict[str, Any], OpGraph]:
+    """A model in float64, its example inputs and its trace: the same on every process."""
+    kind, inputs = CASES[name]
+    model, generator = kind().double(), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return model, inputs, trace(model, inputs, compute_dtype="float64")
