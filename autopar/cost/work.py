@@ -12,6 +12,7 @@ from math import prod
 from typing import NamedTuple, TypeAlias
 
 from autopar.graph import DTYPE_BYTES, Dtype, Extent, LayerClass, Op, Operand, OpGraph, OpKey, Ref, TensorSpec
+from autopar.shard.table import PAIR_LOSSES, POINTWISE
 
 
 class Gemm(NamedTuple):
@@ -262,6 +263,16 @@ def _convolution(key: OpKey, operands: list[Operand]) -> tuple[Pass, Pass]:
     return forward._replace(bytes=forward.bytes - unfolded), backward._replace(bytes=backward.bytes - wanted * unfolded)
 
 
+def _transposed_convolution(key: OpKey, operands: list[Operand]) -> tuple[Pass, Pass]:
+    """As the matrix product it is: each position of the input makes a kernel's window of the result's channels."""
+    x, weight = operands[0], operands[1]
+    groups = _argument(key, 6, "groups", 1)
+    batch = groups if isinstance(groups, int) else 1
+    rows, inputs, window = x.shape[0] * prod(x.shape[2:]), weight.shape[0] // batch, prod(weight.shape[1:])
+    bias = operands[2] if len(operands) > 2 else None
+    return _product((batch, rows, window, inputs), x, weight, bias)
+
+
 def _positions(key: OpKey, image: tuple[int, ...], kernel: tuple[int, ...]) -> list[int]:
     """Shape of the result in space."""
     padding = _argument(key, 4, "padding", 0)
@@ -311,7 +322,8 @@ _REDUCTIONS = ("sum", "mean", "amax", "amin", "max", "min", "var", "std", "prod"
 
 _HEAVY = frozenset({
     "linear", "addmm", "mm", "bmm", "matmul", "scaled_dot_product_attention", "embedding", "cross_entropy_loss",
-    "layer_norm", "rms_norm", "softmax", "_safe_softmax", "conv1d", "conv2d", "conv3d", "batch_norm", "group_norm",
+    "layer_norm", "rms_norm", "softmax", "_safe_softmax", "conv1d", "conv2d", "conv3d",
+    "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "batch_norm", "group_norm",
     "_native_batch_norm_legit_functional",
 })  # fmt: skip
 
@@ -329,7 +341,8 @@ _FORMULAS: dict[str, Formula] = {
         ("layer_norm", "native_layer_norm", "rms_norm", "softmax", "_softmax", "_safe_softmax"), _by_bytes(2, 3)
     ),
     **dict.fromkeys(("batch_norm", "_native_batch_norm_legit_functional", "group_norm"), _by_bytes(3, 5, 2)),
-    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution),
+    **{f"conv{n}d": _convolution for n in (1, 2, 3)},
+    **{f"conv_transpose{n}d": _transposed_convolution for n in (1, 2, 3)},
     **{f"{kind}_pool{n}d": _pooling for kind in ("max", "avg", "adaptive_avg", "adaptive_max") for n in (1, 2, 3)},
     **dict.fromkeys(("log_softmax", "_log_softmax"), _by_bytes(2, 3)),
     **dict.fromkeys(("cross_entropy_loss", "cross_entropy"), _by_bytes(2, 4, 2)),
@@ -341,6 +354,22 @@ _FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(("cat", "stack"), _joined),
     **dict.fromkeys(("to", "_to_copy", "type_as"), _cast),
 }
+
+
+_BY_BYTES = frozenset(
+    f"""
+    {POINTWISE} {PAIR_LOSSES} binary_cross_entropy binary_cross_entropy_with_logits nll_loss nll_loss_nd tril triu
+    arange zeros ones full empty scalar_tensor new_zeros new_ones new_full new_empty masked_fill fill zero
+    index_select gather one_hot constant_pad_nd pad repeat roll flip
+""".split()
+)
+"""Ops known to be limited by the bytes of their operands and result alone."""
+
+
+def unknown_targets(graph: OpGraph) -> list[str]:
+    """Ops of a model of which nothing is known here: they are priced by the bytes of their operands."""
+    targets = {op.target for layer in graph.classes for op in layer.ops}
+    return sorted(t for t in targets if not {_name(t)} & (_FORMULAS.keys() | _BY_BYTES))
 
 
 @cache

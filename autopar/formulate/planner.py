@@ -9,6 +9,7 @@ from math import ceil, inf, prod
 
 from autopar.cluster import Cluster
 from autopar.cost.pricer import Pricer
+from autopar.cost.work import unknown_targets
 from autopar.engine.search import Answer, Scenario, search
 from autopar.engine.stack_problem import Status
 from autopar.errors import ConfigError, InfeasibleError
@@ -143,6 +144,7 @@ class Planner:
         found = list(self.graph.assumptions)
         if not self.graph.separable:
             found.append(f"one microbatch: {self.graph.why_not_separable}")
+        found += [f"{target} is priced by the bytes of its operands alone" for target in unknown_targets(self.graph)]
         return tuple(found)
 
     def _why_infeasible(self, answer: Answer[SolvedScenario], scenarios: Sequence[StageScenario]) -> str:

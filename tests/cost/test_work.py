@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from autopar.cost.work import model_flops, passes_gradient, work
+from autopar.cost.work import model_flops, passes_gradient, unknown_targets, work
 from autopar.graph import Cut, Dtype, Layer, Operand, OpGraph, OpKey
 from tests.cost.small import HIDDEN, ROWS, WIDTH, feed_forward
 
@@ -37,6 +39,46 @@ def test_products_equal_torchs_own_count(key: OpKey) -> None:
     found = work(key)
     assert found.forward.flops == forward.get_total_flops()
     assert found.backward.flops == backward.get_total_flops()
+
+
+CONVOLUTIONS = [
+    ("conv1d.default", (2, 6, 9), (8, 6, 3), (2,), (1,), (1,), 1),
+    ("conv2d.default", (2, 6, 9, 7), (8, 3, 3, 2), (2, 1), (1, 0), (1, 2), 2),
+    ("conv2d.default", (2, 6, 9, 7), (6, 1, 3, 3), (1, 1), (1, 1), (1, 1), 6),
+    ("conv3d.default", (2, 4, 5, 6, 7), (8, 4, 2, 3, 3), (1, 2, 1), (0, 1, 1), (1, 1, 1), 1),
+    ("conv_transpose1d.default", (2, 6, 9), (6, 8, 3), (2,), (1,), (1,), 1),
+    ("conv_transpose2d.input", (2, 6, 9, 7), (6, 4, 3, 2), (2, 1), (1, 0), (1, 2), 2),
+    ("conv_transpose3d.input", (2, 4, 5, 6, 7), (4, 8, 2, 3, 3), (1, 2, 1), (0, 1, 1), (1, 1, 1), 1),
+]
+
+
+@pytest.mark.parametrize("wanted", [(True, True), (False, True)])
+@pytest.mark.parametrize(("name", "x", "weight", "stride", "padding", "dilation", "groups"), CONVOLUTIONS)
+def test_convolutions_equal_torchs_own_count(
+    name: str, x: tuple[int, ...], weight: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...],
+    dilation: tuple[int, ...], groups: int, wanted: tuple[bool, bool],
+) -> None:  # fmt: skip
+    """Forward and backward FLOPs of convolutions, transposed and grouped ones included, are torch's own count."""
+    space: tuple[object, ...] = (stride, padding, dilation, groups)
+    if "transpose" in name:
+        space = (stride, padding, (0,) * len(stride), groups, dilation)
+    tensors = [torch.randn(shape, requires_grad=grad) for shape, grad in zip((x, weight), wanted, strict=True)]
+    op, overload = name.split(".")
+    with FlopCounterMode(display=False) as forward:
+        out = getattr(getattr(torch.ops.aten, op), overload)(*tensors, None, *map(_plain, space))
+    with FlopCounterMode(display=False) as backward:
+        out.sum().backward()
+    operands = [tensor(*shape, grad=grad) for shape, grad in zip((x, weight), wanted, strict=True)]
+    found = work(OpKey(f"aten.{name}", (*operands, None, *space)))
+    assert found.forward.flops == forward.get_total_flops()
+    if groups == 1:
+        assert found.backward.flops == backward.get_total_flops()
+    else:  # torch counts the gradient of the weight as if there were no groups; each gradient takes as many as forward
+        assert found.backward.flops == sum(wanted) * forward.get_total_flops()
+
+
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def test_causal_attention_counts_half() -> None:
@@ -81,3 +123,14 @@ def test_model_flops_are_three_times_the_forward() -> None:
     layers = tuple(Layer(f"l{i}", 0, (f"x{i}",), (f"x{i + 1}",), ("up", "down"), ()) for i in range(2))
     graph = OpGraph((feed_forward(),), layers, (Cut("x0", ("x0",)),) * 3, (), {}, {}, {}, {})
     assert model_flops(graph, 5) == 3 * 2 * 2 * 2 * (5 * ROWS) * HIDDEN * WIDTH
+
+
+def test_unknown_ops_are_named() -> None:
+    """An op without a formula that is no elementwise one either is named, once; it is priced by its bytes."""
+    layer = feed_forward()
+    strange = replace(layer.ops[1], target="mylib.sort_of.default")
+    changed = replace(layer, ops=(layer.ops[0], strange, strange, *layer.ops[2:]))
+    graph = OpGraph((changed,), (), (), (), {}, {}, {}, {})
+    assert unknown_targets(graph) == ["mylib.sort_of.default"]
+    assert unknown_targets(replace(graph, classes=(layer,))) == []
+    assert work(OpKey("mylib.sort_of.default", (tensor(10, 20),))).forward.bytes == 2 * 800
