@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from heapq import heapify, heappop, heappush
 from math import inf, isfinite
 from time import monotonic
 from typing import Generic, TypeVar
@@ -40,11 +41,12 @@ class Found(Generic[Payload]):
 @dataclass(frozen=True)
 class Scenario(Generic[Payload]):
     """A part of the space. `bound()`: nothing in it is below that. `solve(cutoff)`: its best answer, None if there is
-    none below `cutoff`."""
+    none below `cutoff`. `quick` is a bound that costs nothing."""
 
     name: str
     bound: Callable[[], float]
     solve: Callable[[float], tuple[float, Payload] | None]
+    quick: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -81,24 +83,33 @@ def search(
     what is done (`bound`, `solve`), how many scenarios are and how many there are at most.
     """
     end = inf if time_limit_s is None else monotonic() + time_limit_s
-    bounds: list[float] = []
-    for i, scenario in enumerate(scenarios):
-        late = bounds and min(bounds) < inf and monotonic() > end
-        bounds.append(-inf if late else scenario.bound())
-        progress("bound", i + 1, len(scenarios))
-    order = sorted((i for i, b in enumerate(bounds) if b < inf), key=lambda i: (bounds[i] == -inf, bounds[i], i))
+    bounds = [scenario.quick for scenario in scenarios]
+    heap = [(bound, False, i) for i, bound in enumerate(bounds)]
+    heapify(heap)
     found: list[Found[Payload]] = []
-    solved, complete = 0, True
-    for i in order:
+    bounded = solved = 0
+    complete = True
+    while heap:
+        bound, known, i = heappop(heap)
         cutoff = found[top - 1].objective if len(found) >= top else inf
-        if bounds[i] >= cutoff:
+        if bound >= cutoff or bound == inf:
             break
-        if solved and monotonic() > end:
+        late = monotonic() > end
+        if solved and late:
             complete = False
             break
+        if not known and not (late and bounded):
+            bounds[i] = max(bound, scenarios[i].bound())
+            bounded += 1
+            progress("bound", bounded, len(scenarios))
+            heappush(heap, (bounds[i], True, i))
+            continue
+        if not known and any(is_known and b < inf for b, is_known, _ in heap):
+            complete = False  # there is no time to bound it: solve one of those that are bounded
+            continue
         result = scenarios[i].solve(cutoff)
         solved += 1
-        progress("solve", solved, len(order))
+        progress("solve", solved, len(scenarios))
         if result is not None and result[0] < cutoff:
             found = sorted([*found, Found(scenarios[i].name, *result)], key=lambda f: f.objective)[:top]
     return _answer(found, bounds, solved, complete)

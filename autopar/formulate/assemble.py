@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from math import prod
 
 from autopar import __version__
 from autopar.cluster import Cluster
 from autopar.cost.work import model_flops
 from autopar.formulate.carried import layer_costs
-from autopar.formulate.predict import Layers, predict, shares
-from autopar.formulate.scenario import Column, SolvedScenario
+from autopar.formulate.chains import Column
+from autopar.formulate.pipeline import SolvedPipeline
+from autopar.formulate.predict import Layers, Prediction, predict, shares
+from autopar.formulate.scenario import SolvedScenario
 from autopar.graph import OpGraph
-from autopar.plan import Fingerprint, LayerStrategy, PlanRecord, Request, StagePlan
+from autopar.plan import Fingerprint, LayerStrategy, MeshAxis, PlanRecord, Request, StagePlan
+
+Solved = SolvedScenario | SolvedPipeline
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What one or several stages come to. `layers` are those of each stage, in its order."""
+
+    stages: tuple[StagePlan, ...]
+    layers: tuple[tuple[Layers, ...], ...]
+    prediction: Prediction
+    bubble_s: float
+    schedule: str
+    groups: int
 
 
 def chosen(solved: SolvedScenario) -> Iterator[tuple[int, Column, int]]:
@@ -23,8 +39,48 @@ def chosen(solved: SolvedScenario) -> Iterator[tuple[int, Column, int]]:
             yield r, solved.columns[r][index], count
 
 
+def _one_stage(solved: SolvedScenario, reserve_bytes: int) -> Outline:
+    layers = tuple(Layers(r, column.figures, count) for r, column, count in chosen(solved))
+    count, mesh = solved.setting.num_microbatches, solved.setting.mesh
+    stage = _stage(0, range(prod(solved.setting.sizes)), mesh, ((column, n) for _, column, n in chosen(solved)))
+    prediction = predict(layers, count, reserve_bytes)
+    return Outline((stage,), (layers,), prediction, 0.0, "none" if count == 1 else "accumulate", 1)
+
+
+def _pipeline(solved: SolvedPipeline, reserve_bytes: int) -> Outline:
+    """Seconds are those of the group that works longest, bytes those of the group that holds most."""
+    shape, size = solved.shape, prod(solved.setting.sizes)
+    stages, layers, first = [], [], 0
+    for number, part in enumerate(solved.stages):
+        group, lap = number % shape.groups, number // shape.groups
+        devices = range(group * size, (group + 1) * size)
+        stages.append(_stage(first, devices, solved.setting.mesh, ((p.column, p.count) for p in part.parts)))
+        first += len(stages[-1].assignment)
+        after = lap * (1 + max(p.run for s in solved.stages for p in s.parts))
+        layers.append(tuple(Layers(after + p.run, p.column.figures, p.count, part.chunk.in_flight) for p in part.parts))
+    alone = [
+        predict(
+            [x for own in layers[g :: shape.groups] for x in own], shape.num_microbatches, reserve_bytes,
+            sum(chunk.seam_bytes for chunk in group.chunks),
+        )
+        for g, group in enumerate(solved.groups)
+    ]  # fmt: skip
+    busiest, step_s = solved.simulation.busiest, solved.simulation.step_time_s
+    kinds = dict(alone[busiest].by_kind_s)
+    sent = solved.exposed_transfer_s + solved.shared_step_s[busiest]
+    kinds["communication"] = kinds.get("communication", 0.0) + sent
+    kinds["bubble"] = max(0.0, step_s - sum(kinds.values()))
+    sources: dict[str, float] = {}
+    for found in alone:
+        for source, seconds in found.by_source_s.items():
+            sources[source] = sources.get(source, 0.0) + seconds
+    fullest = max((found.memory for found in alone), key=lambda memory: sum(memory.values()))
+    prediction = Prediction(step_s, kinds, sources, fullest)
+    return Outline(tuple(stages), tuple(layers), prediction, kinds["bubble"], shape.schedule, shape.groups)
+
+
 def assemble(
-    solved: SolvedScenario,
+    solved: Solved,
     graph: OpGraph,
     cluster: Cluster,
     request: Request,
@@ -38,26 +94,28 @@ def assemble(
 ) -> PlanRecord:
     """The record of a plan, or (`lower_bound_s` None) of an estimate; `limit_bytes` bounds its tensor bytes."""
     device = cluster.device
-    layers = [Layers(r, column.figures, count) for r, column, count in chosen(solved)]
-    prediction = predict(layers, solved.setting.num_microbatches, device.reserve_bytes)
+    if isinstance(solved, SolvedPipeline):
+        outline = _pipeline(solved, device.reserve_bytes)
+    else:
+        outline = _one_stage(solved, device.reserve_bytes)
+    prediction = outline.prediction
     step, memory = prediction.step_time_s, prediction.memory
     bound = None if lower_bound_s is None else _without_rounding(lower_bound_s, step)
     setting, peak = solved.setting, sum(prediction.memory.values())
     tensors = peak - memory["reserve"]
     tokens = None if graph.token_dim is None else request.global_batch * graph.token_dim.at(1)
-    devices = prod(setting.sizes)
+    devices = prod(setting.sizes) * outline.groups
     rate = model_flops(graph, request.global_batch) / step / devices
     best = device.peak_flops_per_s.get(request.policy.compute)
-    stage = _stage(solved)
     return PlanRecord(
         request=replace(request, seq_len=None if graph.token_dim is None else graph.token_dim.at(1)),
         fingerprint=fingerprint,
-        stages=(stage,),
+        stages=outline.stages,
         num_microbatches=setting.num_microbatches,
-        microbatch_size=max(1, setting.batch // _loss_ways(stage, graph)),
+        microbatch_size=max(1, setting.batch // _loss_ways(outline.stages[-1], graph)),
         global_microbatch=setting.batch,
-        pp_degree=1,
-        schedule="none" if setting.num_microbatches == 1 else "accumulate",
+        pp_degree=outline.groups,
+        schedule=outline.schedule,
         step_time_s=step,
         tokens_per_s=None if tokens is None else tokens / step,
         tokens_per_s_per_device=None if tokens is None else tokens / step / devices,
@@ -71,7 +129,7 @@ def assemble(
         exact=True,
         masks=True,
         exposed_comm_s=prediction.by_kind_s.get("communication", 0.0),
-        bubble_s=0.0,
+        bubble_s=outline.bubble_s,
         lower_bound_s=bound,
         gap=None if bound is None else (step - bound) / step,
         cost_sources=shares(prediction.by_source_s),
@@ -84,7 +142,7 @@ def assemble(
         placement=tuple(range(devices)),
         layer_names=tuple(layer.name for layer in graph.layers),
         time_by_kind_s=prediction.by_kind_s,
-        costs=layer_costs([layers]),
+        costs=layer_costs(outline.layers),
         autopar_version=__version__,
     )
 
@@ -94,15 +152,16 @@ def _without_rounding(bound_s: float, step_s: float) -> float:
     return step_s if step_s < bound_s <= step_s * (1 + 1e-9) else bound_s
 
 
-def _stage(solved: SolvedScenario) -> StagePlan:
+def _stage(
+    first_layer: int, devices: range, mesh: tuple[MeshAxis, ...], layers: Iterable[tuple[Column, int]]
+) -> StagePlan:
     strategies: list[LayerStrategy] = []
     assignment: list[int] = []
-    for _, column, count in chosen(solved):
+    for column, count in layers:
         if column.strategy not in strategies:
             strategies.append(column.strategy)
         assignment += [strategies.index(column.strategy)] * count
-    devices = tuple(range(prod(solved.setting.sizes)))
-    return StagePlan(0, devices, solved.setting.mesh, tuple(strategies), tuple(assignment))
+    return StagePlan(first_layer, tuple(devices), mesh, tuple(strategies), tuple(assignment))
 
 
 def _loss_ways(stage: StagePlan, graph: OpGraph) -> int:

@@ -111,6 +111,16 @@ class Chains:
     _tables: list[_RunTables] = field(default_factory=list)
     _columns: list[dict[_Arc, Column]] = field(default_factory=list)
 
+    @property
+    def possible(self) -> bool:
+        """Whether pins and batch leave every layer layouts for its values at both ends and a way to be kept."""
+        ends = [(run.around, *run.around.states(self.setting.sizes, self.setting.batch)) for run in self.runs]
+        return all(
+            behind
+            and any(not zero or data_axes_of(x, around.entry.batch_dim) for x in before for zero in around.pins.zero)
+            for around, before, behind in ends
+        )
+
     def bound_tables(self) -> None:
         """Make the tables at a coarse ladder of prices."""
         costs = self._all_costs()
@@ -132,12 +142,24 @@ class Chains:
     @property
     def prices(self) -> list[Price]:
         """Prices of the tables under which a second counts as a second."""
-        return sorted({m.price for t in self._tables for m in t.modes if m.once_weight and m.byte_price != ONLY_BYTES})
+        return sorted(p for p in self._known_prices() if p[2] and p[0] != ONLY_BYTES)
 
-    def columns(self) -> tuple[tuple[Column, ...], ...]:
-        """The strategies on the cheapest chains of each run, priced exactly."""
+    @property
+    def micro_prices(self) -> list[Price]:
+        """Prices of the tables under which only seconds in microbatches count."""
+        return sorted(p for p in self._known_prices() if not p[2])
+
+    def _known_prices(self) -> set[Price]:
+        return {mode.price for tables in self._tables for mode in tables.modes}
+
+    def columns(self, leanest: bool = False) -> tuple[tuple[Column, ...], ...]:
+        """The strategies on the cheapest chains of each run, priced exactly; `leanest`: only those that hold least.
+
+        The leanest don't depend on the limit and are always among all.
+        """
         self._columns = [{} for _ in self.runs]
-        for arcs in self._promising():
+        only_bytes = (ONLY_BYTES, self.in_flight[0], 1.0)
+        for arcs in self._promising([only_bytes] if leanest else [*self.prices, only_bytes]):
             for r, arc in arcs:
                 if arc not in self._columns[r]:
                     self._columns[r][arc] = self._column(r, arc)
@@ -243,12 +265,12 @@ class Chains:
                         yield Mode(zero, axes, recompute == "full", price, weight, count, once)
 
     def _all_prices(self, prices: list[float]) -> Iterator[Price]:
-        """Of several numbers in flight one will do where bytes cost nothing; stages need seconds a microbatch alone."""
+        """One number in flight will do where bytes cost nothing; stages are bounded by seconds a microbatch alone."""
         for price in [*prices, ONLY_BYTES]:
             for count in self.in_flight if price not in (0.0, ONLY_BYTES) else self.in_flight[:1]:
                 yield price, count, 1.0
-        if self.setting.staged:
-            yield 0.0, self.in_flight[0], 0.0
+                if self.setting.staged and price != ONLY_BYTES:
+                    yield price, count, 0.0
 
     # --- chains ---------------------------------------------------------------------------------------------------
 
@@ -291,10 +313,10 @@ class Chains:
         cost = sum(float(w @ n) for w, n in zip(weights, path.counts, strict=True))
         return cost, [(r, arcs[r][i]) for r, n in enumerate(path.counts) for i in np.flatnonzero(n)]
 
-    def _promising(self) -> Iterator[list[tuple[int, _Arc]]]:
-        """Arcs of the cheapest chains at every price, over all modes and for each family of modes alone."""
+    def _promising(self, prices: list[Price]) -> Iterator[list[tuple[int, _Arc]]]:
+        """Arcs of the cheapest chains at the prices, over all modes and for each family of modes alone."""
         families = {(m.zero, m.recompute) for t in self._tables for m in t.modes}
-        for price in [*self.prices, (ONLY_BYTES, self.in_flight[0], 1.0)]:
+        for price in prices:
             for family in [None, *sorted(families)]:
                 for _, arcs in self._chains(price, family)[:STORAGES_TRIED]:
                     yield arcs

@@ -28,9 +28,9 @@ def search_meshes(cluster: Cluster, devices: int) -> tuple[tuple[MeshAxis, ...],
 
 
 def config_mesh(config: ManualConfig, blocks: int) -> tuple[MeshAxis, ...]:
-    """The mesh of a hand-written plan: fine enough that every block's tensor degree is a product of inner axes."""
-    devices = config.devices
-    degrees = sorted({config.tp, *(config.for_block(i, devices).tp for i in range(blocks))})
+    """The mesh of a hand-written plan's stages, so fine that every block's tensor degree is a product of inner axes."""
+    devices = config.devices // config.pp
+    degrees = sorted({config.tp, *(config.for_block(i, config.devices).tp for i in range(blocks))})
     sizes, inner = [], 1
     for degree in [*degrees, devices]:
         if degree % inner:

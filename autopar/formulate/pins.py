@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
+from autopar.errors import ConfigError
 from autopar.formulate.config import Constraint, ManualConfig
 from autopar.formulate.mesh import inner_axes
 from autopar.graph import REPLICATE, LayerClass, Layout, Op, TensorSpec
@@ -15,29 +17,39 @@ ZERO = (0, 1, 2, 3)
 
 
 @dataclass(frozen=True)
+class ModulePin:
+    """A constraint on the modules of some names: which axes split their weights; None = none does."""
+
+    constraint: Constraint
+    tensor_axes: frozenset[int] | None
+
+
+@dataclass(frozen=True)
 class Pins:
     """Limits on the choices of one layer.
 
-    `tensor_axes`: axes that must split something other than the batch; None = every axis is free. `sequence`: 1 = the
-    tensor axes split the sequence between blocks, 0 = they don't split it anywhere, None = free. `zero`, `recompute`:
-    what may be chosen. `patterns`: constraints on modules by name.
+    `tensor_axes`: axes that must split something other than the batch, all others split the batch; None = every axis is
+    free but `data_axes`, which must split the batch. `sequence`: 1 = the tensor axes split the sequence between blocks,
+    0 = they don't split it anywhere, None = free. `zero`, `recompute`: what may be chosen. `modules`: constraints on
+    modules by name.
     """
 
     tensor_axes: frozenset[int] | None = None
     sequence: int | None = None
     zero: tuple[int, ...] = ZERO
     recompute: tuple[str, ...] = RECOMPUTE
-    patterns: tuple[Constraint, ...] = ()
+    modules: tuple[ModulePin, ...] = ()
+    data_axes: frozenset[int] = frozenset()
 
     def allows_state(self, spec: TensorSpec, layout: Layout) -> bool:
         """Whether the main value of a cut may lie in `layout`."""
         return all(self._state_allowed(i, p, spec) for i, p in enumerate(layout))
 
     def _state_allowed(self, axis: int, placement: int, spec: TensorSpec) -> bool:
-        if self.tensor_axes is None:
+        if self.tensor_axes is None and axis not in self.data_axes:
             return self.sequence is None or not _splits_sequence(spec, placement) or self.sequence == 1
         batch = spec.batch_dim
-        if axis not in self.tensor_axes:
+        if self.tensor_axes is None or axis not in self.tensor_axes:
             return placement == (REPLICATE if batch is None else batch)
         between_blocks = self.sequence == 1 and len(spec.shape) == 3 and spec.requires_grad
         return placement == (1 if between_blocks else REPLICATE)
@@ -60,12 +72,15 @@ class Pins:
 
     def _roles(self, op: Op, axes: int) -> list[str]:
         """`batch`, `tensor`, `replicate` or `free` for each axis, for this op."""
-        roles = ["free"] * axes
+        roles = ["batch" if i in self.data_axes else "free" for i in range(axes)]
         if self.tensor_axes is not None:
             roles = ["tensor" if i in self.tensor_axes else "batch" for i in range(axes)]
-        for constraint in self.patterns:
-            if constraint.covers(op.module):
-                roles = ["replicate" if r in ("tensor", "free") else r for r in roles]
+        for pin in self.modules:
+            if pin.constraint.covers(op.module):
+                if pin.tensor_axes is None:
+                    roles = ["replicate" if r in ("tensor", "free") else r for r in roles]
+                else:
+                    roles = ["tensor" if i in pin.tensor_axes else "batch" for i in range(axes)]
         return roles
 
 
@@ -116,27 +131,31 @@ def pins_of_constraints(constraints: tuple[Constraint, ...], mesh: tuple[MeshAxi
     """Pins of every layer under search constraints; None when this mesh can't satisfy them."""
     pinned = {c.key: c.value for c in constraints if not c.pattern and c.key != "exclude"}
     excluded = {c.value for c in constraints if c.key == "exclude"}
-    devices = 1
-    for axis in mesh:
-        devices *= axis.size
-    degree = int(pinned["tp"]) if "tp" in pinned else devices // int(pinned["dp"]) if "dp" in pinned else None
-    if "tp" in excluded:
-        degree = 1
-    axes = None
-    if "dp" in pinned and degree != devices // int(pinned["dp"]):
+    devices = prod(axis.size for axis in mesh)
+    degrees = {1} if "tp" in excluded else {int(pinned["tp"])} if "tp" in pinned else set()
+    if "dp" in pinned:
+        degrees.add(devices // int(pinned["dp"]))
+    modules = {c: None if c.key == "replicate" else int(c.value) for c in constraints if c.pattern}
+    axes = {degree: _inner_axes(mesh, degree) for degree in (*degrees, *modules.values()) if degree is not None}
+    if len(degrees) > 1 or None in axes.values():
         return None
-    if degree is not None:
-        product, count = 1, 0
-        while product < degree and count < len(mesh):
-            count += 1
-            product *= mesh[-count].size
-        if product != degree:
-            return None
-        axes = frozenset(range(len(mesh) - count, len(mesh)))
     sequence = int(pinned["sp"]) if "sp" in pinned else 0 if "sp" in excluded else None
     zero = (int(pinned["zero"]),) if "zero" in pinned else (0,) if "zero" in excluded else ZERO
     recompute = (pinned["recompute"].split(":")[0],) if "recompute" in pinned else RECOMPUTE
     if "recompute" in excluded:
         recompute = ("none",)
-    patterns = tuple(c for c in constraints if c.pattern)
-    return Pins(axes, sequence, zero, recompute, patterns)
+    return Pins(
+        tensor_axes=axes[degrees.pop()] if degrees else None,
+        sequence=sequence,
+        zero=zero,
+        recompute=recompute,
+        modules=tuple(ModulePin(c, None if degree is None else axes[degree]) for c, degree in modules.items()),
+    )
+
+
+def _inner_axes(mesh: tuple[MeshAxis, ...], degree: int) -> frozenset[int] | None:
+    """Innermost axes whose sizes multiply to `degree`, or None."""
+    try:
+        return inner_axes(mesh, degree)
+    except ConfigError:
+        return None

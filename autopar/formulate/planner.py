@@ -13,16 +13,20 @@ from autopar.cost.work import unknown_targets
 from autopar.engine.search import Answer, Scenario, search
 from autopar.engine.stack_problem import Status
 from autopar.errors import ConfigError, InfeasibleError
-from autopar.formulate.assemble import assemble
+from autopar.formulate.assemble import Solved, assemble
 from autopar.formulate.config import Constraint, ManualConfig, parse_constraints
 from autopar.formulate.mesh import config_mesh, search_meshes
 from autopar.formulate.pins import Pins, pins_of, pins_of_constraints
+from autopar.formulate.pipeline import PipelineScenario, SolvedPipeline
+from autopar.formulate.pipelines import Pipelines
 from autopar.formulate.runs import layer_runs
 from autopar.formulate.scenario import Budget, SolvedScenario, StageScenario
+from autopar.formulate.stages import block_indices
 from autopar.formulate.tables import RelayoutPrices, Setting
 from autopar.graph import OpGraph
 from autopar.plan import Fingerprint, MeshAxis, PlanRecord, Request
 
+AnyScenario = StageScenario | PipelineScenario
 LEANEST_TRIED = 4
 """Scenarios solved to say how much memory would do."""
 
@@ -63,13 +67,13 @@ class Planner:
         began = time.process_time()
         (scenario,) = self._scenarios(config, None)
         solved = scenario.solve()
-        if solved.solution.status is not Status.OPTIMAL:
+        if solved is None or (isinstance(solved, SolvedScenario) and solved.solution.status is not Status.OPTIMAL):
             raise ConfigError(f"config can't be laid out on this model: {scenario.name}. Change a degree.")
         return self._record(solved, None, began)
 
     # --- scenarios ------------------------------------------------------------------------------------------------
 
-    def _scenarios(self, config: ManualConfig | None, limit: int | None) -> Iterator[StageScenario]:
+    def _scenarios(self, config: ManualConfig | None, limit: int | None) -> Iterator[AnyScenario]:
         if config is not None:
             yield self._configured(config, limit)
             return
@@ -79,31 +83,39 @@ class Planner:
             pins = pins_of_constraints(constraints, mesh)
             if pins is None:
                 continue
-            runs = layer_runs(self.graph, [pins] * len(self.graph.layers))
             relayouts = RelayoutPrices(self.pricer, mesh)
-            for count in self._microbatch_counts(mesh, pins, constraints):
+            for last, count in self._microbatch_counts(mesh, pins, constraints):
+                runs = layer_runs(self.graph, [*[pins] * (len(self.graph.layers) - 1), last])
                 setting = Setting(mesh, self.request.global_batch // count, count)
                 yield StageScenario(runs, setting, self.pricer, budget, relayouts)
+        yield from self._pipelines(limit).searched(self.request.devices, constraints)
+
+    def _pipelines(self, limit: int | None) -> Pipelines:
+        budget = Budget(limit, self.request.policy, self.request.optimizer)
+        return Pipelines(self.graph, self.pricer, self.request.global_batch, budget)
 
     def _microbatch_counts(
         self, mesh: tuple[MeshAxis, ...], pins: Pins, constraints: Sequence[Constraint]
-    ) -> list[int]:
+    ) -> Iterator[tuple[Pins, int]]:
+        """Numbers of microbatches with the pins of the last layer, which makes the loss.
+
+        Where `microbatch_size` is given they follow from how many ways that layer splits the batch.
+        """
         batch = self.request.global_batch
         size = next((int(c.value) for c in constraints if c.key == "microbatch_size" and not c.pattern), None)
-        if size is not None:
-            inner = () if pins.tensor_axes is None and len(mesh) < 2 else pins.tensor_axes or (len(mesh) - 1,)
-            ways = prod(axis.size for i, axis in enumerate(mesh) if i not in inner)
-            return (
-                [batch // (size * ways)]
-                if batch % (size * ways) == 0 and self._may_split(batch // (size * ways))
-                else []
-            )
-        return [m for m in range(1, batch + 1) if batch % m == 0 and self._may_split(m)]
+        if size is None:
+            yield from ((pins, m) for m in range(1, batch + 1) if batch % m == 0 and self._may_split(m))
+            return
+        inner = [frozenset(range(first, len(mesh))) for first in range(len(mesh) + 1)]
+        for axes in inner if pins.tensor_axes is None else [pins.tensor_axes]:
+            samples = size * prod(axis.size for i, axis in enumerate(mesh) if i not in axes)
+            if batch % samples == 0 and self._may_split(batch // samples):
+                yield replace(pins, tensor_axes=axes), batch // samples
 
     def _may_split(self, count: int) -> bool:
         return count == 1 or self.graph.separable
 
-    def _configured(self, config: ManualConfig, limit: int | None) -> StageScenario:
+    def _configured(self, config: ManualConfig, limit: int | None) -> AnyScenario:
         config = config.fit(self.cluster.devices, self.request.global_batch)
         _refuse_unsupported(config)
         count = self.request.global_batch // (config.dp * config.microbatch_size)
@@ -120,6 +132,8 @@ class Planner:
                 f"layers: a global microbatch of dp*microbatch_size = {batch} sequences can't be split over dp = "
                 f"{max(too_many)}; give microbatch_size={max(too_many) * config.microbatch_size // config.dp} or more."
             )
+        if config.pp > 1:
+            return self._pipelines(limit).configured(config, count)
         mesh = config_mesh(config, len(blocks))
         pins = [
             pins_of(config, blocks.index(i) if i in blocks else None, mesh, len(blocks))
@@ -132,7 +146,7 @@ class Planner:
 
     # --- answers --------------------------------------------------------------------------------------------------
 
-    def _record(self, solved: SolvedScenario, bound_s: float | None, began: float) -> PlanRecord:
+    def _record(self, solved: Solved, bound_s: float | None, began: float) -> PlanRecord:
         return assemble(
             solved, self.graph, self.cluster, self.request,
             Fingerprint(self.graph.digest, self.pricer.identity(), self.cluster.device.name),
@@ -147,19 +161,19 @@ class Planner:
         found += [f"{target} is priced by the bytes of its operands alone" for target in unknown_targets(self.graph)]
         return tuple(found)
 
-    def _why_infeasible(self, answer: Answer[SolvedScenario], scenarios: Sequence[StageScenario]) -> str:
+    def _why_infeasible(self, answer: Answer[Solved], scenarios: Sequence[AnyScenario]) -> str:
         if not scenarios:
             return (
                 f"no mesh of {self.request.devices} devices and global batch {self.request.global_batch} meets the "
                 f"constraints {list(self.request.constraints)}; drop one."
             )
         leanest = sorted(scenarios, key=lambda s: s.least_bytes)[:LEANEST_TRIED]
-        least = min((s.solve().solution.peak_bytes or inf for s in leanest if s.least_bytes < inf), default=inf)
+        least = min((s.enough_bytes() for s in leanest), default=inf)
         if least == inf:
             return f"no legal plan on {self.request.devices} devices; {answer.knob}"
         return (
             f"memory is the binding limit: every plan on {self.request.devices} x {self.cluster.device.name} "
-            f"needs at least {_size(least)} of tensors a device, the limit is {_size(self.limit_bytes)}. "
+            f"needs about {_size(least)} of tensors a device, the limit is {_size(self.limit_bytes)}. "
             f"The smallest change that would do: a memory limit of {_size(least)}, or more devices."
         )
 
@@ -170,19 +184,15 @@ def _size(size_bytes: float) -> str:
     return f"{ceil(100 * size_bytes / unit) / 100:.2f} {name}"
 
 
-def _as_engine_scenario(scenario: StageScenario) -> Scenario[SolvedScenario]:
-    def solve(cutoff_s: float) -> tuple[float, SolvedScenario] | None:
+def _as_engine_scenario(scenario: AnyScenario) -> Scenario[Solved]:
+    def solve(cutoff_s: float) -> tuple[float, Solved] | None:
         solved = scenario.solve(cutoff_s)
-        return (solved.solution.objective_s, solved) if solved.solution.walks else None
+        if isinstance(solved, SolvedPipeline):
+            return solved.simulation.step_time_s, solved
+        return (solved.solution.objective_s, solved) if solved and solved.solution.walks else None
 
-    return Scenario(scenario.name, scenario.bound_s, solve)
-
-
-def block_indices(graph: OpGraph) -> list[int]:
-    """Layers that `layers=` and `full:N` count: those of classes that repeat, or all where none does."""
-    classes = [layer.class_index for layer in graph.layers]
-    repeated = [i for i, c in enumerate(classes) if classes.count(c) > 1]
-    return repeated or list(range(len(classes)))
+    quick = scenario.quick_bound_s() if isinstance(scenario, PipelineScenario) else 0.0
+    return Scenario(scenario.name, scenario.bound_s, solve, quick)
 
 
 def _refuse_unsupported(config: ManualConfig) -> None:
@@ -190,11 +200,8 @@ def _refuse_unsupported(config: ManualConfig) -> None:
     wanted = {
         "cp": 1,
         "ep": 1,
-        "pp": 1,
-        "virtual_stages": 1,
         "offload": "none",
         "zero_group": "all",
-        "stage_layers": "",
     }
     mistakes = [
         f"{key}={getattr(config, key)}: not supported in this version; give {value or 'nothing'}"

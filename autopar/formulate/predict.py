@@ -13,11 +13,15 @@ CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "transient"
 
 @dataclass(frozen=True)
 class Layers:
-    """`count` consecutive layers that cost alike; `run` numbers the run of equal layers they belong to."""
+    """`count` consecutive layers that cost alike; `run` numbers the run of equal layers they belong to.
+
+    `in_flight` microbatches are under way at once.
+    """
 
     run: int
     figures: LayerFigures
     count: int
+    in_flight: int = 1
 
 
 @dataclass(frozen=True)
@@ -30,8 +34,11 @@ class Prediction:
     memory: dict[str, int]
 
 
-def predict(layers: Sequence[Layers], num_microbatches: int, reserve_bytes: int) -> Prediction:
-    """Add up the seconds of a step and the bytes at its peak, for layers in their order on one device."""
+def predict(layers: Sequence[Layers], num_microbatches: int, reserve_bytes: int, seam_bytes: int = 0) -> Prediction:
+    """Add up the seconds of a step and the bytes at its peak, for layers in their order on one device.
+
+    `seam_bytes` are held until the optimizer step besides: what stages received and sent.
+    """
     kinds: dict[str, float] = defaultdict(float)
     sources: dict[str, float] = defaultdict(float)
     for part in layers:
@@ -44,22 +51,24 @@ def predict(layers: Sequence[Layers], num_microbatches: int, reserve_bytes: int)
                 total[str(key)] += num_microbatches * seconds * part.count
             for key, seconds in step.items():
                 total[str(key)] += seconds * part.count
-    memory = max(_moments(layers, num_microbatches > 1), key=lambda moment: sum(moment.values()))
+    memory = max(_moments(layers, num_microbatches > 1, seam_bytes), key=lambda moment: sum(moment.values()))
     return Prediction(sum(kinds.values()), dict(kinds), dict(sources), memory | {"reserve": reserve_bytes})
 
 
-def _moments(layers: Sequence[Layers], accumulated: bool) -> Iterator[dict[str, int]]:
+def _moments(layers: Sequence[Layers], accumulated: bool, seam_bytes: int) -> Iterator[dict[str, int]]:
     """Bytes by category at each moment of docs/design.md, "Memory"."""
     last = max(part.run for part in layers)
     for moment in range(last + 2):
         at_step = moment > last
         held = dict.fromkeys(CATEGORIES[:-1], 0)
+        held["activations"] = 0 if at_step else seam_bytes
         for part in layers:
             memory, count, r = part.figures.memory, part.count, part.run
             held["parameters"] += memory.parameters * count
             held["optimizer"] += memory.optimizer * count
             held["gradients"] += memory.gradients * count if at_step or accumulated or r >= moment else 0
-            held["activations"] += memory.saved * count if r <= moment and not at_step else 0
+            under_way = part.in_flight - (r > moment)
+            held["activations"] += 0 if at_step else memory.saved * count * under_way
             extra = memory.step if at_step else memory.transient if r == moment else 0
             held["transient"] = max(held["transient"], extra)
         yield held

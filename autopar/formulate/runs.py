@@ -76,8 +76,11 @@ class LayerRun:
     layer: LayerClass = field(repr=False)
 
 
-def layer_runs(graph: OpGraph, pins: Sequence[Pins]) -> tuple[LayerRun, ...]:
-    """The model as runs of layers with equal surroundings; `pins[i]` limits layer i."""
+def layer_runs(graph: OpGraph, pins: Sequence[Pins], staged: bool = False) -> tuple[LayerRun, ...]:
+    """The model as runs of layers with equal surroundings; `pins[i]` limits layer i.
+
+    `staged`: layers may be in several stages, so that each owns all parameters it uses.
+    """
     uses = Counter(name for layer in graph.layers for name in dict.fromkeys(layer.params))
     holdings = _holdings(graph)
     seen: set[str] = set()
@@ -91,7 +94,7 @@ def layer_runs(graph: OpGraph, pins: Sequence[Pins]) -> tuple[LayerRun, ...]:
             last = runs.pop()
             first, count = last.first_layer, last.count + 1
         runs.append(LayerRun(first, count, around, unread, graph.classes[layer.class_index]))
-        seen.update(layer.params)
+        seen.update(() if staged else layer.params)
     return tuple(runs)
 
 

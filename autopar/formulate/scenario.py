@@ -8,7 +8,7 @@ import numpy as np
 
 from autopar.cost.pricer import Pricer
 from autopar.engine.stack import StackOptions, solve_stack
-from autopar.engine.stack_problem import Run, StackSolution
+from autopar.engine.stack_problem import Run, StackSolution, Status
 from autopar.formulate.chains import Budget, Chains, Column, free_problem
 from autopar.formulate.runs import LayerRun
 from autopar.formulate.tables import RelayoutPrices, Setting
@@ -52,6 +52,8 @@ class StageScenario:
     def bound_s(self) -> float:
         """Seconds that no plan of this scenario under the limit can beat; inf where none is legal or small enough."""
         chains, limit = self._chains, self.budget.limit_bytes
+        if not chains.possible:
+            return np.inf
         chains.bound_tables()
         self.least_bytes = chains.least_bytes
         fits = limit is None or self.least_bytes <= limit
@@ -61,12 +63,25 @@ class StageScenario:
 
     def solve(self, cutoff_s: float | None = None) -> SolvedScenario:
         """Price the strategies worth having, and choose for every layer."""
+        if not self._chains.possible:
+            return SolvedScenario(self.setting, (), StackSolution(Status.INFEASIBLE, np.inf, np.inf))
         self._chains.refined_tables()
         columns = self._chains.columns()
         self._chains.forget()
-        return SolvedScenario(self.setting, columns, self._solve_stack(columns, cutoff_s))
-
-    def _solve_stack(self, columns: tuple[tuple[Column, ...], ...], cutoff_s: float | None) -> StackSolution:
-        runs = tuple(Run(run.count, self._chains.choices(c)) for run, c in zip(self.runs, columns, strict=True))
         options = StackOptions(cutoff_s=np.inf if cutoff_s is None else cutoff_s)
-        return solve_stack(free_problem(runs, self.setting.num_microbatches, self.budget.limit_bytes), options)
+        return SolvedScenario(self.setting, columns, self._solve_stack(columns, self.budget.limit_bytes, options))
+
+    def enough_bytes(self) -> float:
+        """A limit under which `solve` has an answer, near the least there is; inf where nothing is legal."""
+        if not self._chains.possible:
+            return np.inf
+        self._chains.bound_tables()
+        columns = self._chains.columns(leanest=True)
+        self._chains.forget()
+        return self._solve_stack(columns, 1, StackOptions()).peak_bytes or np.inf
+
+    def _solve_stack(
+        self, columns: tuple[tuple[Column, ...], ...], limit_bytes: int | None, options: StackOptions
+    ) -> StackSolution:
+        runs = tuple(Run(run.count, self._chains.choices(c)) for run, c in zip(self.runs, columns, strict=True))
+        return solve_stack(free_problem(runs, self.setting.num_microbatches, limit_bytes), options)

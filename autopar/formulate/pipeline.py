@@ -1,0 +1,260 @@
+"""One pipeline scenario: a mesh for each group of devices, a microbatch, a schedule. Where to cut, how to run it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from autopar.cost.schedule import Shape, Simulation, in_flight, simulate
+from autopar.engine.partition import bound_s, least_step_s, partitions
+from autopar.engine.stack_problem import Floats
+from autopar.formulate.book import Chunk, GroupPlan, Seam, StageBook, StagePart
+from autopar.formulate.stages import even_cuts
+from autopar.formulate.tables import Setting
+from autopar.graph import DTYPE_BYTES, CollectiveKey
+
+CANDIDATES = 24
+"""Partitions simulated at most for one seam."""
+
+Cuts = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class SolvedPipeline:
+    """A pipeline in full: plans of the groups of devices, and a step in time.
+
+    `exposed_transfer_s`: seconds by which sending between stages prolongs the step. `shared_step_s`: seconds of each
+    group once a step for parameters that other groups hold, too.
+    """
+
+    shape: Shape
+    setting: Setting
+    groups: tuple[GroupPlan, ...]
+    simulation: Simulation
+    exposed_transfer_s: float
+    shared_step_s: tuple[float, ...]
+
+    @property
+    def stages(self) -> list[StagePart]:
+        """The stages in order of the model."""
+        return _in_order(self.groups, self.shape)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes of tensors on the fullest device."""
+        return max(group.peak_bytes for group in self.groups)
+
+
+@dataclass
+class PipelineScenario:
+    """`cuts` None: wherever pays. `ideal_s`: seconds of a microbatch at the devices' full speed, 0 if not known."""
+
+    book: StageBook
+    shape: Shape
+    cuts: Cuts | None = None
+    ideal_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Stages, mesh and microbatches."""
+        shape, setting = self.shape, self.book.chains.setting
+        chunks = f" in {shape.chunks} chunks each" if shape.chunks > 1 else ""
+        mesh = "x".join(map(str, setting.sizes)) or "1"
+        return (
+            f"{shape.groups} stages ({shape.schedule}){chunks} of {mesh} devices, "
+            f"{shape.num_microbatches} microbatches of {setting.batch}"
+        )
+
+    @property
+    def least_bytes(self) -> float:
+        """No plan of the scenario holds less than this on every device, once bounded."""
+        return self.book.least_bytes
+
+    def quick_bound_s(self) -> float:
+        """A bound from the model's operations alone."""
+        shape = self.shape
+        if self._fixed is not None:
+            return shape.num_microbatches * self.ideal_s / shape.groups
+        return least_step_s(self.ideal_s, shape.num_microbatches, shape.groups)
+
+    def bound_s(self) -> float:
+        """Seconds that no plan of this scenario under the limit can beat; inf where none is legal or small enough."""
+        if self._fixed is not None:
+            return self._fixed_bound(self._fixed)
+        return bound_s(*self._bounds())
+
+    @property
+    def _fixed(self) -> Cuts | None:
+        """Cuts that aren't searched for: those given; with several chunks a device the most even ones."""
+        if self.cuts is None and self.shape.chunks > 1:
+            return even_cuts(len(self.book.units), self.shape.stages)
+        return self.cuts
+
+    def _bounds(self) -> tuple[Floats, Floats]:
+        ranges = self.book.ranges
+        loads = np.stack([ranges.load(q) for q in in_flight(self.shape)])
+        return loads, np.broadcast_to(ranges.micro_s, loads.shape).copy()
+
+    def _fixed_bound(self, cuts: Cuts) -> float:
+        """Each group waits for the stages before it and then has all its chunks to do."""
+        loads, micro = self._bounds()
+        stages = range(self.shape.stages)
+        load = [float(loads[s, cuts[s], cuts[s + 1]]) for s in stages]
+        span = [float(micro[s, cuts[s], cuts[s + 1]]) for s in stages]
+        groups = self.shape.groups
+        return max(sum(span[:g]) + sum(load[g::groups]) for g in range(groups))
+
+    # --- exact ----------------------------------------------------------------------------------------------------
+
+    def solve(self, cutoff_s: float = np.inf) -> SolvedPipeline | None:
+        """The fastest plan below `cutoff_s`, None if none was found."""
+        best: SolvedPipeline | None = None
+        for seam in self.book.seams:
+            tried = self._at_cuts(self._fixed, seam) if self._fixed is not None else self._search(seam, cutoff_s)
+            if tried is not None and tried.simulation.step_time_s < cutoff_s:
+                best, cutoff_s = tried, tried.simulation.step_time_s
+        return best
+
+    def enough_bytes(self) -> float:
+        """A limit under which `solve` has an answer, near the least there is; inf where nothing is legal."""
+        return self.tightest()[0]
+
+    def tightest(self) -> tuple[float, int]:
+        """Of the most even stages, all as lean as can be, the one that holds most: its bytes and its number."""
+        cuts = self._fixed or even_cuts(len(self.book.units), self.shape.stages)
+        found = [
+            max((self.book.least_peak(chunks, seam), g) for g, chunks in enumerate(self._chunks(cuts)))
+            for seam in self.book.seams
+        ]
+        return min(found, default=(np.inf, 0))
+
+    def _at_cuts(self, cuts: Cuts, seam: Seam) -> SolvedPipeline | None:
+        limit = self.book.chains.budget.limit_bytes
+        plans = [self.book.solve(chunks, seam, limit) for chunks in self._chunks(cuts)]
+        return None if None in plans else self._simulated([p for p in plans if p is not None], seam)
+
+    def _chunks(self, cuts: Cuts) -> list[tuple[Chunk, ...]]:
+        """Chunks of each group."""
+        stages = [Chunk(a, b, q) for (a, b), q in zip(pairwise(cuts), in_flight(self.shape), strict=True)]
+        return [tuple(stages[g :: self.shape.groups]) for g in range(self.shape.groups)]
+
+    def _search(self, seam: Seam, cutoff_s: float) -> SolvedPipeline | None:
+        """Look at partitions in order of their bound; a stage is solved when a partition with it comes first."""
+        loads, spans = self._bounds()
+        exact: dict[tuple[int, int, int], GroupPlan | None] = {}
+        best: SolvedPipeline | None = None
+        seen: set[Cuts] = set()
+        while len(seen) < CANDIDATES:
+            cuts = self._next(loads, spans, seen, cutoff_s)
+            if cuts is None:
+                break
+            chunks = self._chunks(cuts)
+            unknown = [i for i, (c,) in enumerate(chunks) if (i, c.first, c.end) not in exact]
+            for i in unknown:
+                self._learn(i, chunks[i][0], seam, exact, loads, spans)
+            if unknown:
+                continue
+            seen.add(cuts)
+            found = self._at_cuts(cuts, seam)
+            if found is not None and found.simulation.step_time_s < cutoff_s:
+                best, cutoff_s = found, found.simulation.step_time_s
+        return best
+
+    def _next(self, loads: Floats, spans: Floats, seen: set[Cuts], cutoff_s: float) -> Cuts | None:
+        """The first partition not seen yet whose bound is below the cutoff."""
+        for bound, cuts in partitions(loads, spans):
+            if bound >= cutoff_s:
+                return None
+            if cuts not in seen:
+                return cuts
+        return None
+
+    def _learn(
+        self,
+        stage: int,
+        chunk: Chunk,
+        seam: Seam,
+        exact: dict[tuple[int, int, int], GroupPlan | None],
+        loads: Floats,
+        spans: Floats,
+    ) -> None:
+        """Put a stage's exact figures in the place of its bounds."""
+        plan = self.book.solve((chunk,), seam, self.book.chains.budget.limit_bytes)
+        exact[stage, chunk.first, chunk.end] = plan
+        place = stage, chunk.first, chunk.end
+        if plan is None:
+            loads[place] = spans[place] = np.inf
+            return
+        (part,) = plan.chunks
+        micro = part.forward_s + part.backward_s
+        loads[place] = self.shape.num_microbatches * micro
+        spans[place] = micro
+
+    def _simulated(self, groups: Sequence[GroupPlan], seam: Seam) -> SolvedPipeline:
+        shape, setting = self.shape, self.book.chains.setting
+        stages = _in_order(groups, shape)
+        forward, backward = [s.forward_s for s in stages], [s.backward_s for s in stages]
+        shared = self._shared_step_s(stages)
+        step = [s.step_s + (shared[i] if i < shape.groups else 0.0) for i, s in enumerate(stages)]
+        transfer = self._transfer_s(stages, seam)
+        found = simulate(shape, forward, backward, transfer, step)
+        at_once = simulate(shape, forward, backward, [0.0] * len(transfer), step)
+        exposed = max(0.0, found.step_time_s - at_once.step_time_s)
+        return SolvedPipeline(shape, setting, tuple(groups), found, exposed, tuple(shared))
+
+    def _transfer_s(self, stages: Sequence[StagePart], seam: Seam) -> list[float]:
+        """Seconds of sending a microbatch from each stage to the next."""
+        groups = self.shape.groups
+        keys = [
+            CollectiveKey(
+                "broadcast", self.book.seam_bytes(s.chunk.first, seam), 2, self._distance(i % groups, (i + 1) % groups)
+            )
+            for i, s in enumerate(stages[1:])
+        ]
+        return list(self.book.chains.pricer.collectives(keys).seconds.tolist())
+
+    def _distance(self, one: int, other: int) -> int:
+        """Distance in ranks of two groups, at least a node where a node's end lies between them."""
+        size = int(np.prod(self.book.chains.setting.sizes))
+        node = self.book.chains.pricer.cluster.devices_per_node
+        apart = abs(one - other) * size
+        return apart if one * size // node == other * size // node else max(apart, node)
+
+    def _shared_step_s(self, stages: Sequence[StagePart]) -> list[float]:
+        """Seconds by group of summing the gradients of parameters that several groups hold."""
+        users: dict[str, set[int]] = {}
+        size: dict[str, int] = {}
+        for i, stage in enumerate(stages):
+            for name, held in self._tied_bytes(stage):
+                users.setdefault(name, set()).add(i % self.shape.groups)
+                size[name] = held
+        seconds = [0.0] * self.shape.groups
+        for name, groups in users.items():
+            if len(groups) > 1:
+                key = CollectiveKey("all_reduce", size[name], len(groups), self._distance(min(groups), max(groups)))
+                taken = float(self.book.chains.pricer.collectives([key]).seconds[0])
+                for g in groups:
+                    seconds[g] += taken
+        return seconds
+
+    def _tied_bytes(self, stage: StagePart) -> Iterator[tuple[str, int]]:
+        """Tied parameters that a stage uses, with the bytes of their gradients on one device."""
+        graph, chains = self.book.units.graph, self.book.chains
+        layer_index = self.book.units.starts[stage.chunk.first]
+        for part in stage.parts:
+            run = chains.runs[part.run]
+            names = dict(zip(run.layer.params, graph.layers[layer_index].params, strict=True))
+            for local in run.around.tied:
+                layout = part.column.strategy.relays.get(local, ())
+                spec = run.layer.values[local]
+                ways = int(np.prod([chains.setting.sizes[a] for a, p in enumerate(layout) if p >= 0]))
+                elements = spec.bytes_at(1) // DTYPE_BYTES[spec.dtype] // ways
+                yield names[local], elements * DTYPE_BYTES[chains.budget.policy.gradients]
+            layer_index += part.count
+
+
+def _in_order(groups: Sequence[GroupPlan], shape: Shape) -> list[StagePart]:
+    return [groups[s % shape.groups].chunks[s // shape.groups] for s in range(shape.stages)]
