@@ -204,6 +204,10 @@ class Cut:
     values: tuple[str, ...]
 
 
+Constant: TypeAlias = "int | float | bool | str | None"
+"""An argument of the model that is no tensor; other objects are kept as a text that tells their kind."""
+
+
 @dataclass(frozen=True)
 class LossForm:
     """How samples meet in the loss: `sum`, `mean` (over equal counts) or `count` (mean over targets not ignored).
@@ -226,7 +230,8 @@ class OpGraph:
     `values` holds the model-wide values (inputs and layer outputs), `params` and `buffers` the model's own under their
     canonical dotted names; `aliases` maps every further name of a tied parameter or buffer to its canonical one.
     `updates` names, for each buffer that forward changes, the layer output that is its new value (in no cut).
-    `inputs` are the tensor inputs by flattened keyword path. `loss` is the scalar value to minimise, or None.
+    `inputs` are the tensor inputs by flattened keyword path; `constants` the other arguments by theirs, with the value
+    they were traced with. `loss` is the scalar value to minimise, or None.
     `outputs` are the values behind the last cut that the model returns. `separable` says whether the batch may be
     split in time (microbatches): `loss_form` then says how the losses of the parts make up that of the whole, else
     `why_not_separable` names what couples samples.
@@ -247,6 +252,7 @@ class OpGraph:
     separable: bool = True
     why_not_separable: str = ""
     loss_form: LossForm | None = None
+    constants: dict[str, Constant] = field(default_factory=dict, hash=False)
     assumptions: tuple[str, ...] = ()
 
     @cached_property

@@ -52,7 +52,7 @@ def _build(record: PlanRecord, graph: OpGraph, module: nn.Module, device: torch.
     else:
         builders = [Builder(record, graph, record.stages[0], StageGroups(record.stages[0], device))]
         rows = _rows(builders[0], loss)
-    pm = ParallelModule(graph, record, Names(module), rows, pipeline)
+    pm = ParallelModule(graph, record, Names(module, graph.constants), rows, pipeline)
     runtimes: list[Runtime] = []
     for builder in builders:
         if builder.groups.coordinate is not None:

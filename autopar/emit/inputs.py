@@ -10,31 +10,55 @@ import torch
 from torch import Tensor, nn
 
 from autopar.errors import EmitError
-from autopar.graph import OpGraph
-from autopar.trace.inputs import bind
+from autopar.graph import Constant, OpGraph
+from autopar.trace.inputs import bind, constant
 
 
 class Names:
-    """The names a model's inputs have in the graph; keeps the signature of its `forward`, not the model."""
+    """The names a model's inputs have in the graph; keeps the signature of its `forward`, not the model.
 
-    def __init__(self, module: nn.Module) -> None:
+    `constants` are the arguments that are no tensors, with the values the model was traced with.
+    """
+
+    def __init__(self, module: nn.Module, constants: Mapping[str, Constant]) -> None:
         def forward(*_: Any, **__: Any) -> None:
             return None
 
         forward.__signature__ = inspect.signature(module.forward)  # type: ignore[attr-defined]
         self._stand_in = nn.Module()
         self._stand_in.forward = forward
+        self._parameters = inspect.signature(module.forward).parameters
+        self._constants = constants
 
     def of(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Tensor]:
-        """Tensors by the graph's names for inputs; what is not a tensor was made a constant when tracing."""
-        named = list(inspect.signature(self._stand_in.forward).parameters)
+        """Tensors by the graph's names for inputs. Raises EmitError where a constant is not what was traced."""
+        named = list(self._parameters)
         if len(args) > len(named):
             raise EmitError(f"{len(args)} positional inputs given; the model takes {len(named)}: {named}.")
         both = dict(zip(named, args, strict=False)) | keywords
-        if not any(isinstance(v, Tensor) for v in both.values()) and not both:
+        if not both:
             return {}
         bound = bind(self._stand_in, both)
+        for name, given in bound.constants.items():
+            self._check_constant(name, given, bound.names)
         return dict(zip(bound.names, bound.tensors, strict=True))
+
+    def _check_constant(self, name: str, given: Constant, tensors: tuple[str, ...]) -> None:
+        if name in self._constants:
+            traced = self._constants[name]
+        elif name in self._parameters and not any(n.startswith(f"{name}.") for n in self._constants):
+            # it was left out: the model took its default
+            traced = constant(self._parameters[name].default)
+        else:
+            raise EmitError(
+                f"input {name!r} = {given!r} was not among the example inputs ({[*tensors, *self._constants]}). Leave "
+                f"it out, or make a plan with it."
+            )
+        if type(given) is not type(traced) or given != traced:
+            raise EmitError(
+                f"input {name!r} is {given!r}; the model was traced with {traced!r}, which is part of the plan. Pass "
+                f"that or leave it out, or make a plan for the other value."
+            )
 
 
 def check_inputs(graph: OpGraph, given: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:

@@ -49,7 +49,7 @@ def trace(
     flat = without_fused_dropout(without_dead_code(fold_masks(explicit_sizes(functional(flat)))))
     flat = without_dead_code(without_no_ops(annotate(flat)))
     refuse_random(flat)
-    return judge(cut_into_layers(flat))
+    return replace(judge(cut_into_layers(flat)), constants=inputs.constants)
 
 
 def _dtype(name: str | None) -> torch.dtype | None:

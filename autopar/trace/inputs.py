@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from autopar.errors import ConfigError
+from autopar.graph import Constant
 from autopar.trace.nested import Nested, flatten
 
 ExampleInputs: TypeAlias = "Mapping[str, Any] | tuple[Any, ...] | list[Any] | Tensor"
@@ -22,12 +23,14 @@ class BoundInputs:
 
     `extra` are keywords that `forward` does not take: they are for the loss function. `batch` is the length of dim 0
     that the tensors share (None if there is no tensor with dims); `batched[i]` says whether tensor `i` has it.
+    `constants` are the leaves that are no tensors, by path.
     """
 
     names: tuple[str, ...]
     tensors: tuple[Tensor, ...]
     batched: tuple[bool, ...]
     batch: int | None
+    constants: dict[str, Constant]
     _nested: Nested
     _where: tuple[int, ...]
 
@@ -59,9 +62,18 @@ def bind(model: nn.Module, example_inputs: ExampleInputs) -> BoundInputs:
     if not tensors:
         raise ConfigError("example_inputs holds no tensor. Give the tensors of one batch, batch first.")
     batch = next((int(t.shape[0]) for t in tensors if t.ndim), None)
-    names = tuple(_name(nested.paths[i], _positional_names(model)) for i in where)
+    paths = [_name(path, _positional_names(model)) for path in nested.paths]
+    names = tuple(paths[i] for i in where)
+    constants = {p: constant(v) for p, v in zip(paths, nested.leaves, strict=True) if not isinstance(v, Tensor)}
     batched = tuple(bool(t.ndim) and int(t.shape[0]) == batch for t in tensors)
-    return BoundInputs(names, tensors, batched, batch, nested, where)
+    return BoundInputs(names, tensors, batched, batch, constants, nested, where)
+
+
+def constant(value: object) -> Constant:
+    """`value` as it is kept in a graph."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return str(value) if isinstance(value, (torch.dtype, torch.device)) else f"<{type(value).__qualname__}>"
 
 
 def _args_and_kwargs(example_inputs: ExampleInputs) -> tuple[list[Any], dict[str, Any]]:

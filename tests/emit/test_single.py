@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from autopar.emit.module import ParallelModule
 from autopar.emit.peak import measured_peak_tensor_bytes
 from autopar.errors import EmitError, PlanError
 from autopar.plan import PlanRecord
+from autopar.trace.capture import trace
 from tests.emit.handmade import data_parallel, record_of
 from tests.integration.models import example, traced
 
@@ -58,6 +60,47 @@ def test_wrong_inputs_are_refused(change, words: str) -> None:  # type: ignore[n
     """Missing, unknown, misshapen or uneven inputs are refused with what was given and what is allowed."""
     with pytest.raises(EmitError, match=words):
         parallel().train_step(**change(mlp_batch(8)))
+
+
+class Switched(nn.Module):
+    """Does what its constants say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(
+        self, x: Tensor, power: int = 2, options: dict[str, Any] | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        out: Tensor = self.linear(x) * (options or {}).get("scale", 1.0)
+        return (out if mask is None else out * mask).pow(power).mean()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, ""),
+        ({"power": 3}, ""),
+        ({"options": {"scale": 2.0}, "mask": None}, ""),
+        ({"power": 2}, "'power' is 2; the model was traced with 3"),
+        ({"power": True}, "'power' is True"),
+        ({"options": {"scale": 1.0}}, r"'options\.scale' is 1\.0; the model was traced with 2\.0"),
+        ({"options": {"shift": 1.0}}, r"'options\.shift' = 1\.0 was not among"),
+        ({"options": None}, "'options' = None was not among"),
+        ({"mask": "causal"}, "'mask' is 'causal'"),
+    ],
+)
+def test_constants_are_part_of_the_plan(given: dict[str, Any], words: str) -> None:
+    """Arguments that are no tensors may be left out, or passed as they were traced; other values are refused."""
+    model, x = Switched().double(), torch.randn(8, 4, dtype=torch.float64)
+    graph = trace(model, {"x": x, "power": 3, "options": {"scale": 2.0}}, compute_dtype="float64")
+    plan = record_of(graph, (), lambda i: data_parallel(graph, i, ()), global_batch=8)
+    pm = emit(plan, graph, model, device="cpu")
+    if words:
+        with pytest.raises(EmitError, match=words):
+            pm.train_step(x=x, **given)
+    else:
+        torch.testing.assert_close(pm.train_step(x=x, **given), model(x, 3, {"scale": 2.0}).detach())
 
 
 def test_plan_of_another_model_is_refused() -> None:
