@@ -42,7 +42,7 @@ class StageGroups:
         self.device = device
         self._check(stage)
         self._ranks = torch.tensor(stage.devices).reshape(self.sizes)
-        self._groups: dict[Axes, dist.ProcessGroup] = {}
+        self._groups: dict[Axes, dist.ProcessGroup | None] = {}
         self._meshes: dict[tuple[Axes, ...], DeviceMesh] = {}
         rank = dist.get_rank() if dist.is_initialized() else 0
         place = (self._ranks == rank).nonzero()
@@ -81,18 +81,13 @@ class StageGroups:
     def group(self, axes: Axes) -> dist.ProcessGroup | None:
         """The group of the ranks that differ from this one only on `axes`; None on an idle rank."""
         if axes not in self._groups:
-            self._make(axes)
-        return self._groups.get(axes)
+            self._groups[axes] = make_groups(self._rows(axes))
+        return self._groups[axes]
 
     def name(self, axes: Axes) -> str:
         """Name of `group(axes)`, as dispatcher ops take it ('' on an idle rank)."""
         group = self.group(axes)
         return str(group.group_name) if group is not None else ""
-
-    def _make(self, axes: Axes) -> None:
-        mine = make_groups(self._rows(axes))
-        if mine is not None:
-            self._groups[axes] = mine
 
     def _rows(self, axes: Axes) -> list[list[int]]:
         rest = [a for a in self.all_axes if a not in axes]

@@ -297,7 +297,7 @@ class ParallelModule(nn.Module):
             for name, gradient in _gradients(runtime).items():
                 found[name] = found[name].add_(gradient) if name in found else gradient
         if self._pipeline is not None:
-            self._pipeline.teams.sum_tied(found, {n: local(p) for n, p in self._publics().items()})
+            self._pipeline.teams.sum_tied(found, self._publics())
         for runtime in self._active():
             for name in [n for n in runtime.publics if n in found]:
                 add_gradient(runtime.storages[name], found.pop(name), runtime.publics[name], runtime.groups)

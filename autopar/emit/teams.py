@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from autopar.emit import buckets
 from autopar.emit.groups import make_groups
+from autopar.emit.parameters import local
 from autopar.graph import OpGraph
 from autopar.plan import StagePlan
 
@@ -34,18 +35,18 @@ class Teams:
         """Whether this rank's team is the one that counts parameter `name` in sums over the whole model."""
         return self.team == self._holders[name][0]
 
-    def sum_tied(self, gradients: dict[str, Tensor], shards: Mapping[str, Tensor]) -> None:
-        """Sum the gradients of parameters that several teams hold, in place; `shards` are what this rank holds of all.
+    def sum_tied(self, gradients: dict[str, Tensor], publics: Mapping[str, nn.Parameter]) -> None:
+        """Sum the gradients (this rank's shards) of those parameters that several teams hold, in place.
 
         A team without a gradient of its own gets that of the others.
         """
         for ids, group in self._tied.items():
             if self.team not in ids:
                 continue
-            names = [n for n, i in self._holders.items() if i == ids and shards[n].requires_grad]
+            names = [n for n, i in self._holders.items() if i == ids and publics[n].requires_grad]
             for name in names:
                 if name not in gradients:
-                    gradients[name] = torch.zeros_like(shards[name], requires_grad=False)
+                    gradients[name] = torch.zeros_like(local(publics[name].detach()))
             buckets.all_reduce([gradients[n] for n in names], group)
 
 

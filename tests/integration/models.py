@@ -17,6 +17,8 @@ from autopar.trace.spec import load_model
 SPECS = {
     "gpt": "gpt:layers=2,hidden=32,heads=4,vocab=64,seq=8",
     "llama": "llama:layers=2,hidden=32,heads=8,kv_heads=4,ffn=64,vocab=64,seq=8",
+    "deep gpt": "gpt:layers=4,hidden=16,heads=4,vocab=32,seq=8",
+    "deep llama": "llama:layers=4,hidden=16,heads=4,kv_heads=2,ffn=32,vocab=32,seq=8",
 }
 
 
@@ -32,6 +34,40 @@ class Mlp(nn.Module):
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         hidden = torch.relu(self.first(x))
         return nn.functional.cross_entropy(self.last(torch.tanh(self.second(hidden))), labels)
+
+
+class Gated(nn.Module):
+    """A block that leaves out the places of a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        change: Tensor = self.down(torch.tanh(self.up(x)))
+        return x + change.masked_fill(mask.unsqueeze(-1), 0.0)
+
+
+class Skips(nn.Module):
+    """Blocks that read a mask and integers made in front of the first, and skips from the first to the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.again = nn.Embedding(32, 16), nn.Embedding(64, 16)
+        self.blocks = nn.ModuleList(Gated() for _ in range(4))
+        self.head = nn.Linear(16, 32)
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        mask, doubled = ids == 0, ids * 2
+        first = x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x, mask)
+        logits = self.head(x * first + self.again(doubled))
+        return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def _skips() -> tuple[nn.Module, dict[str, Any]]:
+    return Skips(), {"ids": torch.zeros(2, 8, dtype=torch.long), "labels": torch.zeros(2, 8, dtype=torch.long)}
 
 
 class ConvNet(nn.Module):
@@ -83,12 +119,24 @@ def _vit() -> tuple[nn.Module, dict[str, Any]]:
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {
+    "skips": _skips,
     "cnn": lambda: _conv_net("batch"),
     "cnn with groups": lambda: _conv_net("group"),
     "bert": lambda: _bert("BertForMaskedLM"),
     "bert classifier": lambda: _bert("BertForSequenceClassification"),
     "vit": _vit,
 }
+
+
+def _real(model: nn.Module) -> nn.Module:
+    """`model` with memory; tied parameters, which `to_empty` parts, tied again."""
+    first: dict[int, str] = {}
+    names = {name: first.setdefault(id(p), name) for name, p in model.named_parameters(remove_duplicate=False)}
+    model.to_empty(device="cpu")
+    for name, tied in names.items():
+        path, _, key = name.rpartition(".")
+        setattr(model.get_submodule(path), key, model.get_parameter(tied))
+    return model
 
 
 @cache
@@ -102,7 +150,7 @@ def example(name: str) -> tuple[nn.Module, dict[str, Any]]:
         inputs = {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
     else:
         loaded = load_model(SPECS[name])
-        model, inputs = loaded.model.to_empty(device="cpu"), dict(loaded.inputs)
+        model, inputs = _real(loaded.model), dict(loaded.inputs)
     generator = torch.Generator().manual_seed(1)
     model.double()
     with torch.no_grad():

@@ -35,15 +35,27 @@ def staged(
     """
     groups = len(texts)
     plans = [one_stage(graph, text, group_size, global_batch, dtype) for text in texts]
-    stages, first = [], 0
+    stages: list[StagePlan] = []
     for k, count in enumerate(counts):
-        stages.append(cut(plans[k % groups].stages[0], first, count, (k % groups) * group_size))
-        first += count
+        stage = cut(plans[k % groups].stages[0], sum(counts[:k]), count, (k % groups) * group_size)
+        stages.append(taking(stage, stages[-1]) if stages else stage)
     return replace(
         plans[0], request=replace(plans[0].request, devices=groups * group_size), stages=tuple(stages),
         num_microbatches=microbatches, pp_degree=groups, schedule=schedule,
         global_microbatch=global_batch // microbatches, placement=tuple(range(groups * group_size)),
     )  # fmt: skip
+
+
+def taking(stage: StagePlan, before: StagePlan) -> StagePlan:
+    """`stage` with an entry of its first layer that is the exit of the stage before.
+
+    Both meshes must have equal axes, or the layouts be the same on all of them.
+    """
+    leaves = before.strategies[before.assignment[-1]].exit
+    first = stage.strategies[stage.assignment[0]]
+    enters = leaves if len(leaves) == len(first.entry) else (leaves[:1] * len(first.entry))
+    strategies = (*stage.strategies, replace(first, entry=enters))
+    return replace(stage, strategies=strategies, assignment=(len(strategies) - 1, *stage.assignment[1:]))
 
 
 def cut(stage: StagePlan, first: int, count: int, offset: int) -> StagePlan:
