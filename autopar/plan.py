@@ -165,11 +165,33 @@ class LayerCost:
 
 
 @dataclass(frozen=True)
+class Between:
+    """What the groups of devices of a pipeline send each other.
+
+    `cut_bytes`: of a microbatch from each stage to the next, by each device. Once a step gradients of
+    `shared_bytes[i]` are summed over the groups `shared_by[i]`.
+    """
+
+    cut_bytes: tuple[int, ...] = ()
+    shared_bytes: tuple[int, ...] = ()
+    shared_by: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True)
 class CarriedCosts:
-    """Costs of all layers in their order, and the distinct operator and collective calls that these come from."""
+    """Costs of all layers in their order, and the distinct operator and collective calls that these come from.
+
+    Of a pipeline also what is sent `between` its groups and the seconds that takes: `cut_s` at each cut (a
+    microbatch, either way), `shared_s` once a step for each group; and the bytes on a device of each group at its
+    peak, by category.
+    """
 
     layers: tuple[LayerCost, ...] = ()
     keys: tuple[str, ...] = ()
+    between: Between = Between()
+    cut_s: tuple[float, ...] = ()
+    shared_s: tuple[float, ...] = ()
+    group_memory: tuple[dict[str, int], ...] = field(default=(), hash=False)
 
 
 @dataclass(frozen=True)

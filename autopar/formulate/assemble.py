@@ -11,23 +11,23 @@ from autopar.cluster import Cluster
 from autopar.cost.work import model_flops
 from autopar.formulate.carried import layer_costs
 from autopar.formulate.chains import Column
+from autopar.formulate.piped import add_up
 from autopar.formulate.pipeline import SolvedPipeline
 from autopar.formulate.predict import Layers, Prediction, predict, shares
 from autopar.formulate.scenario import SolvedScenario
 from autopar.graph import OpGraph
-from autopar.plan import Fingerprint, LayerStrategy, MeshAxis, PlanRecord, Request, StagePlan
+from autopar.plan import CarriedCosts, Fingerprint, LayerStrategy, MeshAxis, PlanRecord, Request, StagePlan
 
 Solved = SolvedScenario | SolvedPipeline
 
 
 @dataclass(frozen=True)
 class Outline:
-    """What one or several stages come to. `layers` are those of each stage, in its order."""
+    """What one or several stages come to."""
 
     stages: tuple[StagePlan, ...]
-    layers: tuple[tuple[Layers, ...], ...]
     prediction: Prediction
-    bubble_s: float
+    costs: CarriedCosts
     schedule: str
     groups: int
 
@@ -44,11 +44,11 @@ def _one_stage(solved: SolvedScenario, reserve_bytes: int) -> Outline:
     count, mesh = solved.setting.num_microbatches, solved.setting.mesh
     stage = _stage(0, range(prod(solved.setting.sizes)), mesh, ((column, n) for _, column, n in chosen(solved)))
     prediction = predict(layers, count, reserve_bytes)
-    return Outline((stage,), (layers,), prediction, 0.0, "none" if count == 1 else "accumulate", 1)
+    costs = layer_costs([layers], memory=[prediction.memory])
+    return Outline((stage,), prediction, costs, "none" if count == 1 else "accumulate", 1)
 
 
 def _pipeline(solved: SolvedPipeline, reserve_bytes: int) -> Outline:
-    """Seconds are those of the group that works longest, bytes those of the group that holds most."""
     shape, size = solved.shape, prod(solved.setting.sizes)
     stages, layers, first = [], [], 0
     for number, part in enumerate(solved.stages):
@@ -65,18 +65,9 @@ def _pipeline(solved: SolvedPipeline, reserve_bytes: int) -> Outline:
         )
         for g, group in enumerate(solved.groups)
     ]  # fmt: skip
-    busiest, step_s = solved.simulation.busiest, solved.simulation.step_time_s
-    kinds = dict(alone[busiest].by_kind_s)
-    sent = solved.exposed_transfer_s + solved.shared_step_s[busiest]
-    kinds["communication"] = kinds.get("communication", 0.0) + sent
-    kinds["bubble"] = max(0.0, step_s - sum(kinds.values()))
-    sources: dict[str, float] = {}
-    for found in alone:
-        for source, seconds in found.by_source_s.items():
-            sources[source] = sources.get(source, 0.0) + seconds
-    fullest = max((found.memory for found in alone), key=lambda memory: sum(memory.values()))
-    prediction = Prediction(step_s, kinds, sources, fullest)
-    return Outline(tuple(stages), tuple(layers), prediction, kinds["bubble"], shape.schedule, shape.groups)
+    time = solved.time
+    costs = layer_costs(layers, solved.between, time.cut_s, time.shared_s, [found.memory for found in alone])
+    return Outline(tuple(stages), add_up(alone, time), costs, shape.schedule, shape.groups)
 
 
 def assemble(
@@ -129,7 +120,7 @@ def assemble(
         exact=True,
         masks=True,
         exposed_comm_s=prediction.by_kind_s.get("communication", 0.0),
-        bubble_s=outline.bubble_s,
+        bubble_s=prediction.by_kind_s.get("bubble", 0.0),
         lower_bound_s=bound,
         gap=None if bound is None else (step - bound) / step,
         cost_sources=shares(prediction.by_source_s),
@@ -142,7 +133,7 @@ def assemble(
         placement=tuple(range(devices)),
         layer_names=tuple(layer.name for layer in graph.layers),
         time_by_kind_s=prediction.by_kind_s,
-        costs=layer_costs(outline.layers),
+        costs=outline.costs,
         autopar_version=__version__,
     )
 

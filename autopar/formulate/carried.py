@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 
 from autopar.cost.demand import Demand
@@ -12,14 +12,20 @@ from autopar.errors import PlanError
 from autopar.formulate.predict import Layers
 from autopar.graph import CollectiveKey, OpKey
 from autopar.measure.keys import Key, decode_key, encode_key
-from autopar.plan import CarriedCosts, LayerCost
+from autopar.plan import Between, CarriedCosts, LayerCost
 
 FIELDS = tuple(f.name for f in fields(Demand))
 WORK = ("calls", "passing", "micro_sync", "step_sync", "optimizer")
 
 
-def layer_costs(stages: Sequence[Sequence[Layers]]) -> CarriedCosts:
-    """Costs of the layers of each stage."""
+def layer_costs(
+    stages: Sequence[Sequence[Layers]],
+    between: Between = Between(),  # noqa: B008 - frozen
+    cut_s: Sequence[float] = (),
+    shared_s: Sequence[float] = (),
+    memory: Sequence[Mapping[str, int]] = (),
+) -> CarriedCosts:
+    """Costs of the layers of each stage, and of a pipeline what is between them; `memory` is that of each group."""
     numbers: dict[Key, int] = {}
     costs = tuple(
         LayerCost(
@@ -35,7 +41,8 @@ def layer_costs(stages: Sequence[Sequence[Layers]]) -> CarriedCosts:
         for stage, layers in enumerate(stages)
         for part in layers
     )
-    return CarriedCosts(costs, tuple(map(encode_key, numbers)))
+    keys = tuple(map(encode_key, numbers))
+    return CarriedCosts(costs, keys, between, tuple(cut_s), tuple(shared_s), tuple(map(dict, memory)))
 
 
 def carried_work(carried: CarriedCosts) -> list[LayerWork]:

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 
 import numpy as np
 
-from autopar.cost.schedule import Shape, Simulation, in_flight, simulate
+from autopar.cost.schedule import Shape, in_flight
 from autopar.engine.partition import bound_s, least_step_s, partitions
 from autopar.engine.stack_problem import Floats
 from autopar.formulate.book import Chunk, GroupPlan, Seam, StageBook, StagePart
+from autopar.formulate.piped import PipedTime, run
 from autopar.formulate.stages import even_cuts
 from autopar.formulate.tables import Setting
-from autopar.graph import DTYPE_BYTES, CollectiveKey
+from autopar.graph import DTYPE_BYTES
+from autopar.plan import Between
 
 CANDIDATES = 24
 """Partitions simulated at most for one seam."""
@@ -24,18 +27,18 @@ Cuts = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class SolvedPipeline:
-    """A pipeline in full: plans of the groups of devices, and a step in time.
-
-    `exposed_transfer_s`: seconds by which sending between stages prolongs the step. `shared_step_s`: seconds of each
-    group once a step for parameters that other groups hold, too.
-    """
+    """A pipeline in full: plans of the groups of devices, what they send each other, and a step in time."""
 
     shape: Shape
     setting: Setting
     groups: tuple[GroupPlan, ...]
-    simulation: Simulation
-    exposed_transfer_s: float
-    shared_step_s: tuple[float, ...]
+    time: PipedTime
+    between: Between
+
+    @property
+    def step_time_s(self) -> float:
+        """Seconds of a step."""
+        return self.time.simulation.step_time_s
 
     @property
     def stages(self) -> list[StagePart]:
@@ -114,8 +117,8 @@ class PipelineScenario:
         best: SolvedPipeline | None = None
         for seam in self.book.seams:
             tried = self._at_cuts(self._fixed, seam) if self._fixed is not None else self._search(seam, cutoff_s)
-            if tried is not None and tried.simulation.step_time_s < cutoff_s:
-                best, cutoff_s = tried, tried.simulation.step_time_s
+            if tried is not None and tried.step_time_s < cutoff_s:
+                best, cutoff_s = tried, tried.step_time_s
         return best
 
     def enough_bytes(self) -> float:
@@ -159,8 +162,8 @@ class PipelineScenario:
                 continue
             seen.add(cuts)
             found = self._at_cuts(cuts, seam)
-            if found is not None and found.simulation.step_time_s < cutoff_s:
-                best, cutoff_s = found, found.simulation.step_time_s
+            if found is not None and found.step_time_s < cutoff_s:
+                best, cutoff_s = found, found.step_time_s
         return best
 
     def _next(self, loads: Floats, spans: Floats, seen: set[Cuts], cutoff_s: float) -> Cuts | None:
@@ -196,49 +199,25 @@ class PipelineScenario:
     def _simulated(self, groups: Sequence[GroupPlan], seam: Seam) -> SolvedPipeline:
         shape, setting = self.shape, self.book.chains.setting
         stages = _in_order(groups, shape)
-        forward, backward = [s.forward_s for s in stages], [s.backward_s for s in stages]
-        shared = self._shared_step_s(stages)
-        step = [s.step_s + (shared[i] if i < shape.groups else 0.0) for i, s in enumerate(stages)]
-        transfer = self._transfer_s(stages, seam)
-        found = simulate(shape, forward, backward, transfer, step)
-        at_once = simulate(shape, forward, backward, [0.0] * len(transfer), step)
-        exposed = max(0.0, found.step_time_s - at_once.step_time_s)
-        return SolvedPipeline(shape, setting, tuple(groups), found, exposed, tuple(shared))
+        between = self._between(stages, seam)
+        seconds = [(s.forward_s, s.backward_s, s.step_s) for s in stages]
+        found = run(shape, seconds, between, prod(setting.sizes), self.book.chains.pricer)
+        return SolvedPipeline(shape, setting, tuple(groups), found, between)
 
-    def _transfer_s(self, stages: Sequence[StagePart], seam: Seam) -> list[float]:
-        """Seconds of sending a microbatch from each stage to the next."""
-        groups = self.shape.groups
-        keys = [
-            CollectiveKey(
-                "broadcast", self.book.seam_bytes(s.chunk.first, seam), 2, self._distance(i % groups, (i + 1) % groups)
-            )
-            for i, s in enumerate(stages[1:])
-        ]
-        return list(self.book.chains.pricer.collectives(keys).seconds.tolist())
-
-    def _distance(self, one: int, other: int) -> int:
-        """Distance in ranks of two groups, at least a node where a node's end lies between them."""
-        size = int(np.prod(self.book.chains.setting.sizes))
-        node = self.book.chains.pricer.cluster.devices_per_node
-        apart = abs(one - other) * size
-        return apart if one * size // node == other * size // node else max(apart, node)
-
-    def _shared_step_s(self, stages: Sequence[StagePart]) -> list[float]:
-        """Seconds by group of summing the gradients of parameters that several groups hold."""
+    def _between(self, stages: Sequence[StagePart], seam: Seam) -> Between:
+        """What the stages send each other, and the gradients of parameters that several groups hold."""
         users: dict[str, set[int]] = {}
         size: dict[str, int] = {}
         for i, stage in enumerate(stages):
             for name, held in self._tied_bytes(stage):
                 users.setdefault(name, set()).add(i % self.shape.groups)
                 size[name] = held
-        seconds = [0.0] * self.shape.groups
-        for name, groups in users.items():
-            if len(groups) > 1:
-                key = CollectiveKey("all_reduce", size[name], len(groups), self._distance(min(groups), max(groups)))
-                taken = float(self.book.chains.pricer.collectives([key]).seconds[0])
-                for g in groups:
-                    seconds[g] += taken
-        return seconds
+        shared = [name for name, groups in users.items() if len(groups) > 1]
+        return Between(
+            tuple(self.book.seam_bytes(s.chunk.first, seam) for s in stages[1:]),
+            tuple(size[name] for name in shared),
+            tuple(tuple(sorted(users[name])) for name in shared),
+        )
 
     def _tied_bytes(self, stage: StagePart) -> Iterator[tuple[str, int]]:
         """Tied parameters that a stage uses, with the bytes of their gradients on one device."""

@@ -188,7 +188,7 @@ def _as_engine_scenario(scenario: AnyScenario) -> Scenario[Solved]:
     def solve(cutoff_s: float) -> tuple[float, Solved] | None:
         solved = scenario.solve(cutoff_s)
         if isinstance(solved, SolvedPipeline):
-            return solved.simulation.step_time_s, solved
+            return solved.step_time_s, solved
         return (solved.solution.objective_s, solved) if solved and solved.solution.walks else None
 
     quick = scenario.quick_bound_s() if isinstance(scenario, PipelineScenario) else 0.0

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from autopar.cluster import Cluster
 from autopar.cost.layer import figures_of
 from autopar.cost.pricer import Pricer
+from autopar.cost.schedule import Shape
 from autopar.errors import InfeasibleError, PlanError
 from autopar.formulate.carried import carried_work, layer_costs
-from autopar.formulate.predict import Layers, predict, shares
-from autopar.plan import PlanRecord
+from autopar.formulate.piped import add_up, run
+from autopar.formulate.predict import Layers, Prediction, predict, shares
+from autopar.plan import CarriedCosts, PlanRecord
 
 GIB = 1 << 30
 
@@ -24,12 +27,10 @@ def recost(record: PlanRecord, pricer: Pricer) -> PlanRecord:
     used = len({device for stage in record.stages for device in stage.devices})
     if used > cluster.devices:
         raise PlanError(f"the plan runs on {used} devices, {cluster.name} has {cluster.devices}: name a larger one.")
-    layers = [
-        Layers(cost.run, figures_of(work, pricer), cost.count)
-        for cost, work in zip(record.costs.layers, carried_work(record.costs), strict=True)
-    ]
-    found = predict(layers, record.num_microbatches, cluster.device.reserve_bytes)
-    step_s, peak_bytes = found.step_time_s, sum(found.memory.values())
+    stages = _priced(record, pricer)
+    found, costs = _together(record, stages, pricer) if record.pp_degree > 1 else _alone(record, stages[0])
+    memory = {**record.memory_by_category, "reserve": cluster.device.reserve_bytes}
+    step_s, peak_bytes = found.step_time_s, sum(memory.values())
     faster = record.step_time_s / step_s
     rate = record.tflops_per_device * faster
     best = cluster.device.peak_flops_per_s.get(record.request.policy.compute)
@@ -43,19 +44,51 @@ def recost(record: PlanRecord, pricer: Pricer) -> PlanRecord:
         tflops_per_device=rate,
         mfu=rate * 1e12 / best if best else None,
         peak_memory_bytes=peak_bytes,
-        peak_tensor_bytes=peak_bytes - found.memory["reserve"],
-        memory_by_category=found.memory,
+        peak_tensor_bytes=peak_bytes - memory["reserve"],
+        memory_by_category=memory,
         feasible=peak_bytes <= cluster.device.usable_bytes,
         exposed_comm_s=found.by_kind_s.get("communication", 0.0),
+        bubble_s=found.by_kind_s.get("bubble", 0.0),
         lower_bound_s=None,
         gap=None,
         cost_sources=shares(found.by_source_s),
         assumptions=(*record.assumptions, f"chosen for {record.request.cluster}, priced anew for {cluster.name}"),
         energy_j=_times(cluster.device.power_w, used * step_s),
         time_by_kind_s=found.by_kind_s,
-        costs=layer_costs([layers]),
+        costs=costs,
         alternatives=(),
     )
+
+
+def _priced(record: PlanRecord, pricer: Pricer) -> list[list[Layers]]:
+    """The layers of each stage with their figures on the pricer's cluster."""
+    stages: list[list[Layers]] = [[] for _ in record.stages]
+    for cost, work in zip(record.costs.layers, carried_work(record.costs), strict=True):
+        stages[cost.stage].append(Layers(cost.run, figures_of(work, pricer), cost.count))
+    return stages
+
+
+def _alone(record: PlanRecord, layers: Sequence[Layers]) -> tuple[Prediction, CarriedCosts]:
+    found = predict(layers, record.num_microbatches, 0)
+    return found, layer_costs([layers], memory=record.costs.group_memory)
+
+
+def _together(
+    record: PlanRecord, stages: Sequence[Sequence[Layers]], pricer: Pricer
+) -> tuple[Prediction, CarriedCosts]:
+    groups, carried = record.pp_degree, record.costs
+    shape = Shape(record.schedule, groups, len(stages) // groups, record.num_microbatches)
+    time = run(shape, [_passes_s(s) for s in stages], carried.between, len(record.stages[0].devices), pricer)
+    alone = [predict([x for s in stages[g::groups] for x in s], record.num_microbatches, 0) for g in range(groups)]
+    costs = layer_costs(stages, carried.between, time.cut_s, time.shared_s, carried.group_memory)
+    return add_up(alone, time), costs
+
+
+def _passes_s(layers: Sequence[Layers]) -> tuple[float, float, float]:
+    """Seconds of a stage forward and backward (a microbatch) and once a step."""
+    each = [(x.figures.forward_s, x.figures.backward_s, x.figures.step_s) for x in layers]
+    forward, backward, step = (sum(e[i] * x.count for e, x in zip(each, layers, strict=True)) for i in range(3))
+    return forward, backward, step
 
 
 def require_fit(record: PlanRecord, cluster: Cluster) -> None:

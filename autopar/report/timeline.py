@@ -7,11 +7,12 @@ hides. All devices of a stage do the same at the same time.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autopar.cost.schedule import Shape, simulate
 from autopar.errors import PlanError
 from autopar.plan import LayerCost, PlanRecord, write_atomically
 from autopar.report.strategy import name_span
@@ -74,23 +75,42 @@ def step_events(record: PlanRecord) -> list[Event]:
         raise PlanError("the plan doesn't carry what its layers cost: make it anew with this autopar")
     named = [_named_costs(record, stage) for stage in range(len(record.stages))]
     events: list[Event] = []
-    ends = [0.0] * len(named)
+    groups = record.pp_degree
+    ends = [0.0] * groups
     for slot in slots(record):
         events += _passes(slot, named[slot.stage])
-        ends[slot.stage] = max(ends[slot.stage], slot.end_s)
-    for stage, costs in enumerate(named):
-        events += _step(stage, costs, ends[stage])
+        ends[slot.stage % groups] = max(ends[slot.stage % groups], slot.end_s)
+    for group, end_s in enumerate(ends):
+        shared_s = record.costs.shared_s[group] if groups > 1 else 0.0
+        events += _step(group, [cost for own in named[group::groups] for cost in own], end_s, shared_s)
     return events
 
 
 def slots(record: PlanRecord) -> Iterator[Slot]:
-    """When each stage runs each microbatch: on one stage one after the other, forward and backward."""
+    """When each stage runs each microbatch: by simulation, on one stage one after the other, forward and backward."""
+    passes = [{way: _stage_s(record, stage, way) for way in (FORWARD, BACKWARD)} for stage in range(len(record.stages))]
+    if record.pp_degree > 1:
+        yield from _simulated(record, passes)
+        return
     at_s = 0.0
     for microbatch in range(record.num_microbatches):
-        for way in (FORWARD, BACKWARD):
-            seconds = sum(cost.count * _pass_s(cost, way) for cost in record.costs.layers)
+        for way, seconds in passes[0].items():
             yield Slot(0, microbatch, way, at_s, at_s + seconds)
             at_s += seconds
+
+
+def _simulated(record: PlanRecord, passes: Sequence[Mapping[str, float]]) -> Iterator[Slot]:
+    groups = record.pp_degree
+    shape = Shape(record.schedule, groups, len(passes) // groups, record.num_microbatches)
+    forward, backward = ([p[way] for p in passes] for way in (FORWARD, BACKWARD))
+    found = simulate(shape, forward, backward, record.costs.cut_s, [0.0] * len(passes))
+    for event in found.timeline:
+        yield Slot(event.stage, event.microbatch, event.kind, event.start_s, event.end_s)
+
+
+def _stage_s(record: PlanRecord, stage: int, way: str) -> float:
+    """Seconds of a microbatch through a stage one way."""
+    return sum(cost.count * _pass_s(cost, way) for cost in record.costs.layers if cost.stage == stage)
 
 
 Named = list[tuple[str, LayerCost]]
@@ -127,10 +147,11 @@ def _passes(slot: Slot, costs: Named) -> Iterator[Event]:
             at_s += seconds
 
 
-def _step(stage: int, costs: Named, start_s: float) -> Iterator[Event]:
+def _step(stage: int, costs: Named, start_s: float, shared_s: float) -> Iterator[Event]:
     """What is done once a step, by kind: gradients are summed first, then parameters updated."""
     for kind in ("compute", "communication", "optimizer"):
         seconds = sum(cost.count * cost.step_s.get(kind, 0.0) for _, cost in costs)
+        seconds += shared_s if kind == "communication" else 0.0
         lane = LANES[kind == "communication"]
         if seconds > 0:
             name = "optimizer step" if kind == "optimizer" else f"gradients: {kind}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,15 @@ from autopar.cost.roofline import RooflinePricer
 from autopar.errors import InfeasibleError, PlanError
 from autopar.formulate.recost import recost
 from autopar.plan import CarriedCosts
+from autopar.report.timeline import step_events
 from autopar.trace.spec import load_model
 
-SPEC = "gpt:layers=3,hidden=64,heads=2,vocab=128,seq=32"
-CONFIGS = ("dp=4,zero=3,microbatch_size=2", "dp=2,tp=2,sp=1,zero=1,recompute=full", "tp=2,dp=2,microbatch_size=8")
+SPEC = "gpt:layers=4,hidden=64,heads=2,vocab=128,seq=32"
+CONFIGS = ("dp=4,zero=3,microbatch_size=2", "dp=2,tp=2,sp=1,zero=1,recompute=full", "tp=2,dp=2,microbatch_size=8",
+           "pp=2,tp=2,microbatch_size=4", "pp=2,dp=2,zero=1,microbatch_size=2,schedule=gpipe",
+           "pp=2,dp=2,virtual_stages=2,microbatch_size=1,recompute=full")  # fmt: skip
 FIGURES = ("step_time_s", "time_by_kind_s", "tokens_per_s", "tflops_per_device", "mfu", "memory_by_category",
-           "peak_tensor_bytes", "cost_sources", "exposed_comm_s", "feasible", "energy_j")  # fmt: skip
+           "peak_tensor_bytes", "cost_sources", "exposed_comm_s", "bubble_s", "feasible", "energy_j")  # fmt: skip
 
 
 def estimated(config: str, cluster: str) -> autopar.Plan:
@@ -40,9 +44,10 @@ def test_check_is_an_estimate_on_the_other_cluster(config: str, tmp_path: Path) 
     assert (checked.request.cluster, checked.fingerprint) == ("2x2xh100-80gb", there.fingerprint)
 
 
-def test_check_where_it_was_made_changes_nothing() -> None:
+@pytest.mark.parametrize("config", CONFIGS)
+def test_check_where_it_was_made_changes_nothing(config: str) -> None:
     """On its own cluster a plan costs what it cost."""
-    plan = estimated(CONFIGS[1], "4xa100-80gb")
+    plan = estimated(config, "4xa100-80gb")
     again = recost(plan.record, RooflinePricer(load_cluster("4xa100-80gb")))
     assert again.step_time_s == pytest.approx(plan.step_time_s, rel=1e-12)
     assert again.memory_by_category == plan.memory_by_category
@@ -75,3 +80,24 @@ def test_a_model_made_in_python_is_checked_alike() -> None:
         model, (torch.randn(2, 8),), cluster="2xa100-80gb", global_batch=4, config=autopar.ManualConfig(dp=2)
     )
     assert plan.check("2xa100-80gb").step_time_s == pytest.approx(plan.step_time_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_timeline_ends_with_the_step(config: str) -> None:
+    """The last event of the timeline ends when the plan says; no stage does two things at once."""
+    plan = estimated(config, "4xa100-80gb")
+    events = step_events(plan.record)
+    assert max(e.start_s + e.duration_s for e in events) == pytest.approx(plan.step_time_s, rel=1e-9)
+    groups = plan.pp_degree
+    for group in range(groups):
+        mine = sorted((e.start_s, e.start_s + e.duration_s) for e in events if e.stage % groups == group)
+        assert all(end <= start + 1e-12 for (_, end), (start, _) in pairwise(mine))
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_memory_by_group_has_the_fullest(config: str) -> None:
+    """The plan's bytes are those of the group that holds most."""
+    plan = estimated(config, "4xa100-80gb")
+    groups = plan.costs.group_memory
+    assert len(groups) == plan.pp_degree
+    assert plan.memory_by_category == max(groups, key=lambda memory: sum(memory.values()))
