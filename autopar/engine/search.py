@@ -41,12 +41,18 @@ class Found(Generic[Payload]):
 @dataclass(frozen=True)
 class Scenario(Generic[Payload]):
     """A part of the space. `bound()`: nothing in it is below that. `solve(cutoff)`: its best answer, None if there is
-    none below `cutoff`. `quick` is a bound that costs nothing."""
+    none below `cutoff`. `quick` is a bound that costs nothing, `first` one that costs less than `bound`."""
 
     name: str
     bound: Callable[[], float]
     solve: Callable[[float], tuple[float, Payload] | None]
     quick: float = 0.0
+    first: Callable[[], float] | None = None
+
+    @property
+    def bounds(self) -> tuple[Callable[[], float], ...]:
+        """Ever better bounds."""
+        return (self.bound,) if self.first is None else (self.first, self.bound)
 
 
 @dataclass(frozen=True)
@@ -84,13 +90,14 @@ def search(
     """
     end = inf if time_limit_s is None else monotonic() + time_limit_s
     bounds = [scenario.quick for scenario in scenarios]
-    heap = [(bound, False, i) for i, bound in enumerate(bounds)]
+    heap = [(bound, 0, i) for i, bound in enumerate(bounds)]
     heapify(heap)
     found: list[Found[Payload]] = []
     bounded = solved = 0
     complete = True
     while heap:
-        bound, known, i = heappop(heap)
+        bound, level, i = heappop(heap)
+        better = scenarios[i].bounds[level:]
         cutoff = found[top - 1].objective if len(found) >= top else inf
         if bound >= cutoff or bound == inf:
             break
@@ -98,13 +105,13 @@ def search(
         if solved and late:
             complete = False
             break
-        if not known and not (late and bounded):
-            bounds[i] = max(bound, scenarios[i].bound())
-            bounded += 1
+        if better and not (late and bounded):
+            bounds[i] = max(bound, better[0]())
+            bounded += level == 0
             progress("bound", bounded, len(scenarios))
-            heappush(heap, (bounds[i], True, i))
+            heappush(heap, (bounds[i], level + 1, i))
             continue
-        if not known and any(is_known and b < inf for b, is_known, _ in heap):
+        if not level and any(known and b < inf for b, known, _ in heap):
             complete = False  # there is no time to bound it: solve one of those that are bounded
             continue
         result = scenarios[i].solve(cutoff)

@@ -7,6 +7,7 @@ use are kept alike in all of them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,6 +24,8 @@ from autopar.graph import Layout
 RELATIVE_GAP = 1e-4
 """How near to its bound the solution of a stage is taken as optimal."""
 SEAMS_TRIED = 3
+DEAREST_SEAM = 1.15
+"""Seams are tried if a layer between two of them takes no more than this many times the seconds of the cheapest."""
 TIES_TRIED = 3
 
 
@@ -89,16 +92,35 @@ class Seam:
 class Ranges:
     """Bounds (n + 1, n + 1) for every range of units as a stage.
 
-    `micro_s`: least seconds of a microbatch. `loads`: by number in flight (this many or more), least seconds of all
-    microbatches under the byte limit.
+    `micro_s`: least seconds of a microbatch. `priced`: by price per byte and number in flight (this many or more),
+    least seconds of all microbatches and price of the bytes; `held_bytes`: least bytes with one in flight.
     """
 
     micro_s: Floats
-    loads: dict[int, Floats]
+    priced: dict[float, dict[int, Floats]]
+    held_bytes: Floats
+    limit_bytes: int
 
     def load(self, in_flight: int) -> Floats:
-        """Least seconds of all microbatches with so many in flight."""
-        return self.loads[max(q for q in self.loads if q <= in_flight)]
+        """Least seconds of all microbatches of each range with so many in flight, under the byte limit."""
+        usable = [
+            costs - price * self.limit_bytes
+            for price, by_count in self.priced.items()
+            for count, costs in by_count.items()
+            if count <= in_flight
+        ]
+        legal: Floats = np.max(usable, axis=0)
+        return np.where(self.held_bytes <= (self.limit_bytes or np.inf), legal, np.inf)
+
+    def joint_load(self, chunks: Sequence[Chunk]) -> float:
+        """Least seconds of all microbatches through several ranges on one group of devices, under the byte limit."""
+        if sum(self.held_bytes[c.first, c.end] for c in chunks) > (self.limit_bytes or np.inf):
+            return np.inf
+        return max(
+            sum(float(by_count[max(q for q in by_count if q <= c.in_flight)][c.first, c.end]) for c in chunks)
+            - price * self.limit_bytes
+            for price, by_count in self.priced.items()
+        )
 
 
 @dataclass
@@ -127,16 +149,12 @@ class StageBook:
         leanest = (ONLY_BYTES, 1, 1.0)
         tables = [chains.step_costs(price) for price in [*prices, leanest]]
         costs = self._range_costs([np.stack(run) for run in zip(*tables, strict=True)])
-        held = costs[-1]
-        self.least_bytes = float(np.min(held[0, 1:])) if len(self.units) else np.inf
-        fits = np.where(held <= limit, 0.0, np.inf) if limit else np.where(np.isfinite(held), 0.0, np.inf)
-        whole = dict(zip(prices, costs, strict=False))
-        loads = {}
-        for count in chains.in_flight:
-            usable = [whole[p] - p[0] * limit for p in prices if p[1] <= count]
-            loads[count] = np.max(usable, axis=0) + fits
-        free = whole[min(prices)]
-        return Ranges(free / chains.setting.num_microbatches + fits, loads)
+        self.least_bytes = float(np.min(costs[-1][0, 1:]))
+        priced: dict[float, dict[int, Floats]] = {}
+        for (price, count, _), cost in zip(prices, costs, strict=False):
+            priced.setdefault(price, {})[count] = cost
+        free = priced[0.0][chains.in_flight[0]]
+        return Ranges(free / chains.setting.num_microbatches, priced, costs[-1], limit)
 
     def _range_costs(self, steps: Sequence[Floats]) -> Floats:
         """(P, n + 1, n + 1): least cost of each range of units at each of P prices; `steps[r]` (P, S, S) of a layer."""
@@ -157,7 +175,7 @@ class StageBook:
     @cached_property
     def columns(self) -> tuple[tuple[Column, ...], ...]:
         """Strategies of each run, priced."""
-        self.chains.bound_tables()
+        self.chains.refined_tables()
         found = self.chains.columns()
         self.chains.forget()
         return found
@@ -165,31 +183,45 @@ class StageBook:
     @cached_property
     def seams(self) -> list[Seam]:
         """Seams worth trying, those whose layers are cheapest first."""
-        m = self.chains.setting.num_microbatches
+        columns = self.columns[self._behind_cuts()]
+        loops = [c for c in columns if c.strategy.entry == c.strategy.exit]
         cost: dict[Layout, float] = {}
+        for c in loops or columns:
+            cost[c.strategy.entry] = min(self._seconds(c), cost.get(c.strategy.entry, np.inf))
+        near = DEAREST_SEAM * min(cost.values(), default=0.0)
+        layouts = sorted((x for x in cost if cost[x] <= near), key=lambda x: (cost[x], x))[:SEAMS_TRIED]
+        return [Seam(x, self.chains.states[x], tie) for tie in self._ties() for x in layouts]
+
+    def _behind_cuts(self) -> int:
+        """The run that most stages can begin with."""
+        run_of = [r for r, run in enumerate(self.chains.runs) for _ in range(run.count)]
+        return Counter(run_of[layer] for layer in self.units.starts[1:-1]).most_common(1)[0][0]
+
+    def _ties(self) -> list[int]:
+        """Ways to keep tied parameters worth trying, cheapest first; -1 where nothing is tied."""
         ties: dict[int, float] = {}
         for columns in self.columns:
             for c in columns:
-                seconds = m * c.figures.micro_s + c.figures.step_s
-                if c.strategy.entry == c.strategy.exit:
-                    cost[c.strategy.entry] = min(seconds, cost.get(c.strategy.entry, np.inf))
                 if c.tie >= 0:
-                    ties[c.tie] = min(seconds, ties.get(c.tie, np.inf))
-        for columns in [] if cost else self.columns[1:]:
-            for c in columns:
-                cost.setdefault(c.strategy.entry, 0.0)
-        layouts = sorted(cost, key=lambda x: (cost[x], x))[:SEAMS_TRIED]
-        kept = sorted(ties, key=lambda t: (ties[t], t))[:TIES_TRIED] or [-1]
-        return [Seam(x, self.chains.states[x], tie) for tie in kept for x in layouts]
+                    ties[c.tie] = min(self._seconds(c), ties.get(c.tie, np.inf))
+        return sorted(ties, key=lambda t: (ties[t], t))[:TIES_TRIED] or [-1]
 
-    def solve(self, chunks: Sequence[Chunk], seam: Seam, limit_bytes: int | None) -> GroupPlan | None:
-        """The fastest way to run chunks on one group of devices under the limit; None if there is none."""
+    def _seconds(self, column: Column) -> float:
+        return self.chains.setting.num_microbatches * column.figures.micro_s + column.figures.step_s
+
+    def solve(
+        self, chunks: Sequence[Chunk], seam: Seam, limit_bytes: int | None, cutoff_s: float = np.inf
+    ) -> GroupPlan | None:
+        """The fastest way to run chunks on one group of devices under the limit; None if there is none.
+
+        Nor is there one if it takes `cutoff_s` or more: cutoffs must not rise from one call to the next.
+        """
         problem = self._problem(chunks, seam, limit_bytes)
         key = tuple((tuple(self.units.slices(self.chains.runs, c.first, c.end)), c.in_flight) for c in chunks)
         ends = (chunks[0].first == 0, chunks[-1].end == len(self.units))
         known = (key, ends, seam, problem.fixed_bytes, limit_bytes)
         if known not in self._solved:
-            self._solved[known] = solve_stack(problem, StackOptions(RELATIVE_GAP, want_peak=False))
+            self._solved[known] = solve_stack(problem, StackOptions(RELATIVE_GAP, None, cutoff_s, want_peak=False))
         solution = self._solved[known]
         return self._plan(chunks, seam, solution) if solution.walks else None
 

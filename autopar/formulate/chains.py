@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
+from math import gcd, prod
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +67,10 @@ class Column:
     tie: int
 
 
+_Choice: TypeAlias = tuple[tuple[int, ...], int, bool]
+"""Labels of a layer's variables, ZeRO level, recomputation."""
+
+
 @dataclass(frozen=True)
 class _Arc:
     """A use of one run's table: mode index, states and the label of the tied storage (-1: none)."""
@@ -92,12 +97,16 @@ class _RunTables:
         return table[..., storage] if self.space.tied else table
 
 
+Spaces: TypeAlias = dict[tuple[Surroundings, tuple[int, ...], int], LabelSpace]
+"""Choices of layers by surroundings, mesh and what the batch has in common with the number of devices."""
+
+
 @dataclass
 class Chains:
     """Tables and columns of a model's layers over a mesh.
 
     `shares`: devices' worth of memory that all layers together have (stages of a pipeline). `in_flight`: numbers of
-    microbatches under way that are reckoned with.
+    microbatches under way that are reckoned with. `spaces`: choices laid out before, by whoever shares the dict.
     """
 
     runs: tuple[LayerRun, ...]
@@ -107,9 +116,9 @@ class Chains:
     relayouts: RelayoutPrices
     shares: int = 1
     in_flight: tuple[int, ...] = (1,)
+    spaces: Spaces = field(default_factory=dict)
     states: dict[Layout, int] = field(default_factory=dict)
     _tables: list[_RunTables] = field(default_factory=list)
-    _columns: list[dict[_Arc, Column]] = field(default_factory=list)
 
     @property
     def possible(self) -> bool:
@@ -121,23 +130,29 @@ class Chains:
             for around, before, behind in ends
         )
 
-    def bound_tables(self) -> None:
-        """Make the tables at a coarse ladder of prices."""
+    def bound_tables(self, free: bool = False) -> None:
+        """Make the tables at a coarse ladder of prices, or (`free`) only where bytes cost nothing."""
         costs = self._all_costs()
-        self._tables = self._eliminated(costs, self._ladder(costs))
+        self._tables = self._eliminated(costs, self._bounding([0.0] if free else self._ladder(costs)))
 
     def refined_tables(self) -> None:
-        """Tables at a coarse ladder of prices, then at a fine one around the price of the best bound."""
+        """Tables for columns: at a coarse ladder of prices, then at a fine one around the price of the best bound.
+
+        The columns of stages serve any number in flight: every other price of the ladder, with the most in flight.
+        """
         costs = self._all_costs()
         coarse = self._ladder(costs)
-        self._tables = self._eliminated(costs, coarse)
+        if self.setting.staged:
+            self._tables = self._eliminated(costs, [(price, self.in_flight[-1], 1.0) for price in coarse[::2]])
+            return
+        self._tables = self._eliminated(costs, self._bounding(coarse))
         if len(coarse) > 1:
             best = max(range(len(coarse)), key=lambda i: self.bound_at((coarse[i], self.in_flight[0], 1.0)))
-            self._tables = self._eliminated(costs, self._refined(coarse, best))
+            self._tables = self._eliminated(costs, self._bounding(self._refined(coarse, best)))
 
     def forget(self) -> None:
         """Drop the tables: there may be hundreds."""
-        self._tables, self._columns = [], []
+        self._tables = []
 
     @property
     def prices(self) -> list[Price]:
@@ -157,13 +172,16 @@ class Chains:
 
         The leanest don't depend on the limit and are always among all.
         """
-        self._columns = [{} for _ in self.runs]
-        only_bytes = (ONLY_BYTES, self.in_flight[0], 1.0)
-        for arcs in self._promising([only_bytes] if leanest else [*self.prices, only_bytes]):
+        found: list[dict[_Choice, Column]] = [{} for _ in self.runs]
+        seen: set[tuple[int, _Arc]] = set()
+        for arcs in self._promising([self._only_bytes] if leanest else [*self.prices, self._only_bytes]):
             for r, arc in arcs:
-                if arc not in self._columns[r]:
-                    self._columns[r][arc] = self._column(r, arc)
-        return tuple(tuple(c.values()) for c in self._columns)
+                if (r, arc) not in seen:
+                    seen.add((r, arc))
+                    choice = self._choice(r, arc)
+                    if choice not in found[r]:
+                        found[r][choice] = self._column(r, arc, choice)
+        return tuple(tuple(c.values()) for c in found)
 
     def bound_at(self, price: Price) -> float:
         """Seconds that no plan under the limit can beat, by the prices of bytes."""
@@ -172,7 +190,7 @@ class Chains:
     @property
     def least_bytes(self) -> float:
         """Bytes that every plan holds at least (temporaries apart)."""
-        return self.cheapest((ONLY_BYTES, self.in_flight[0], 1.0))
+        return self.cheapest(self._only_bytes)
 
     def cheapest(self, price: Price) -> float:
         """Cost of the cheapest chain."""
@@ -193,14 +211,14 @@ class Chains:
 
     # --- tables ---------------------------------------------------------------------------------------------------
 
-    def _eliminated(self, costs: Mapping[Surroundings, SpaceCosts], prices: list[float]) -> list[_RunTables]:
+    def _eliminated(self, costs: Mapping[Surroundings, SpaceCosts], prices: list[Price]) -> list[_RunTables]:
         rates = ParameterRates(
             self.pricer, self.setting.mesh, self.budget.policy, self.budget.optimizer,
             self.setting.num_microbatches, self._trained_elements(), self.setting.staged,
         )  # fmt: skip
         tables = {}
         for around, cost in costs.items():
-            modes = list(self._modes(around, cost.space, prices))
+            modes = list(self._modes(around, cost.space, [*prices, self._only_bytes]))
             passing = passing_seconds(cost.space, around, self.setting, self.relayouts)
             solved = eliminate(label_graph(cost, passing, around, self.setting, modes, rates))
             tables[around] = _RunTables(around, cost.space, modes, solved, self._number(cost.space))
@@ -233,10 +251,18 @@ class Chains:
         for run in self.runs:
             key = replace(run.around, passing=())
             if key not in alike:
-                space = label_space(run.layer, run.around, self.setting.sizes, self.setting.batch)
+                space = self._space(run, key)
                 alike[key] = space_costs(space, run.around, self.setting, self.pricer, self.relayouts)
             found[run.around] = alike[key]
         return found
+
+    def _space(self, run: LayerRun, key: Surroundings) -> LabelSpace:
+        """Which choices there are depends on what the batch has in common with the devices alone."""
+        sizes = self.setting.sizes
+        common = gcd(self.setting.batch, prod(sizes))
+        if (key, sizes, common) not in self.spaces:
+            self.spaces[key, sizes, common] = label_space(run.layer, run.around, sizes, self.setting.batch)
+        return self.spaces[key, sizes, common]
 
     def _trained_elements(self) -> int:
         """Elements of all parameters, a power of two."""
@@ -254,23 +280,24 @@ class Chains:
         before, behind = (tuple(self.states.setdefault(x, len(self.states)) for x in e) for e in ends)
         return before, behind
 
-    def _modes(self, around: Surroundings, space: LabelSpace, prices: list[float]) -> Iterator[Mode]:
+    def _modes(self, around: Surroundings, space: LabelSpace, prices: list[Price]) -> Iterator[Mode]:
         batch_dim = around.entry.batch_dim
         found = {data_axes_of(state, batch_dim) for state in space.variables[space.entry].layouts}
-        for price, count, once in self._all_prices(prices):
+        for price, count, once in prices:
             for recompute in around.pins.recompute:
                 for zero in around.pins.zero:
                     for axes in sorted(found - {()}) if zero else [()]:
                         weight = NO_TIME if price == ONLY_BYTES else 1.0
                         yield Mode(zero, axes, recompute == "full", price, weight, count, once)
 
-    def _all_prices(self, prices: list[float]) -> Iterator[Price]:
+    def _bounding(self, ladder: list[float]) -> list[Price]:
         """One number in flight will do where bytes cost nothing; stages are bounded by seconds a microbatch alone."""
-        for price in [*prices, ONLY_BYTES]:
-            for count in self.in_flight if price not in (0.0, ONLY_BYTES) else self.in_flight[:1]:
-                yield price, count, 1.0
-                if self.setting.staged and price != ONLY_BYTES:
-                    yield price, count, 0.0
+        counts = {price: self.in_flight if price else self.in_flight[:1] for price in ladder}
+        return [(price, count, 0.0 if self.setting.staged else 1.0) for price in ladder for count in counts[price]]
+
+    @property
+    def _only_bytes(self) -> Price:
+        return ONLY_BYTES, self.in_flight[0], 1.0
 
     # --- chains ---------------------------------------------------------------------------------------------------
 
@@ -323,12 +350,16 @@ class Chains:
 
     # --- exact ----------------------------------------------------------------------------------------------------
 
-    def _column(self, r: int, arc: _Arc) -> Column:
+    def _choice(self, r: int, arc: _Arc) -> _Choice:
+        """What the arc stands for: many prices come to the same."""
         tables = self._tables[r]
         mode = tables.modes[arc.mode]
         kept = (arc.entry, arc.exit, arc.storage)[: 2 + len(tables.space.tied)]
-        labels = dict(enumerate(tables.solved.decode(arc.mode, kept)))
-        strategy = tables.space.strategy(labels, mode.zero, "full" if mode.recompute else "none")
+        return tables.solved.decode(arc.mode, kept), mode.zero, mode.recompute
+
+    def _column(self, r: int, arc: _Arc, choice: _Choice) -> Column:
+        tables, mode = self._tables[r], self._tables[r].modes[arc.mode]
+        strategy = tables.space.strategy(dict(enumerate(choice[0])), mode.zero, "full" if mode.recompute else "none")
         figures = layer_figures(
             self.runs[r], strategy, self.setting, self.pricer, self.budget.policy, self.budget.optimizer
         )
@@ -349,6 +380,7 @@ class Chains:
             transient_bytes=_ints(m.transient for m in memory),
             step_bytes=_ints(m.step for m in memory),
             ties=_ints(c.tie for c in columns)[:, None],
+            update_bytes=_ints(m.update for m in memory),
         )
 
 

@@ -98,17 +98,15 @@ class PipelineScenario:
 
     def _bounds(self) -> tuple[Floats, Floats]:
         ranges = self.book.ranges
-        loads = np.stack([ranges.load(q) for q in in_flight(self.shape)])
+        by_count = {q: ranges.load(q) for q in set(in_flight(self.shape))}
+        loads = np.stack([by_count[q] for q in in_flight(self.shape)])
         return loads, np.broadcast_to(ranges.micro_s, loads.shape).copy()
 
     def _fixed_bound(self, cuts: Cuts) -> float:
         """Each group waits for the stages before it and then has all its chunks to do."""
-        loads, micro = self._bounds()
-        stages = range(self.shape.stages)
-        load = [float(loads[s, cuts[s], cuts[s + 1]]) for s in stages]
-        span = [float(micro[s, cuts[s], cuts[s + 1]]) for s in stages]
-        groups = self.shape.groups
-        return max(sum(span[:g]) + sum(load[g::groups]) for g in range(groups))
+        ranges = self.book.ranges
+        span = [float(ranges.micro_s[a, b]) for a, b in pairwise(cuts)]
+        return max(sum(span[:g]) + ranges.joint_load(chunks) for g, chunks in enumerate(self._chunks(cuts)))
 
     # --- exact ----------------------------------------------------------------------------------------------------
 
@@ -116,7 +114,8 @@ class PipelineScenario:
         """The fastest plan below `cutoff_s`, None if none was found."""
         best: SolvedPipeline | None = None
         for seam in self.book.seams:
-            tried = self._at_cuts(self._fixed, seam) if self._fixed is not None else self._search(seam, cutoff_s)
+            fixed = self._fixed
+            tried = self._search(seam, cutoff_s) if fixed is None else self._at_cuts(fixed, seam, cutoff_s)
             if tried is not None and tried.step_time_s < cutoff_s:
                 best, cutoff_s = tried, tried.step_time_s
         return best
@@ -134,10 +133,14 @@ class PipelineScenario:
         ]
         return min(found, default=(np.inf, 0))
 
-    def _at_cuts(self, cuts: Cuts, seam: Seam) -> SolvedPipeline | None:
-        limit = self.book.chains.budget.limit_bytes
-        plans = [self.book.solve(chunks, seam, limit) for chunks in self._chunks(cuts)]
-        return None if None in plans else self._simulated([p for p in plans if p is not None], seam)
+    def _at_cuts(self, cuts: Cuts, seam: Seam, cutoff_s: float) -> SolvedPipeline | None:
+        plans: list[GroupPlan] = []
+        for chunks in self._chunks(cuts):
+            plan = self.book.solve(chunks, seam, self.book.chains.budget.limit_bytes, cutoff_s)
+            if plan is None:
+                return None
+            plans.append(plan)
+        return self._simulated(plans, seam)
 
     def _chunks(self, cuts: Cuts) -> list[tuple[Chunk, ...]]:
         """Chunks of each group."""
@@ -157,11 +160,11 @@ class PipelineScenario:
             chunks = self._chunks(cuts)
             unknown = [i for i, (c,) in enumerate(chunks) if (i, c.first, c.end) not in exact]
             for i in unknown:
-                self._learn(i, chunks[i][0], seam, exact, loads, spans)
+                self._learn(i, chunks[i][0], seam, exact, loads, spans, cutoff_s)
             if unknown:
                 continue
             seen.add(cuts)
-            found = self._at_cuts(cuts, seam)
+            found = self._at_cuts(cuts, seam, cutoff_s)
             if found is not None and found.step_time_s < cutoff_s:
                 best, cutoff_s = found, found.step_time_s
         return best
@@ -183,9 +186,10 @@ class PipelineScenario:
         exact: dict[tuple[int, int, int], GroupPlan | None],
         loads: Floats,
         spans: Floats,
+        cutoff_s: float,
     ) -> None:
         """Put a stage's exact figures in the place of its bounds."""
-        plan = self.book.solve((chunk,), seam, self.book.chains.budget.limit_bytes)
+        plan = self.book.solve((chunk,), seam, self.book.chains.budget.limit_bytes, cutoff_s)
         exact[stage, chunk.first, chunk.end] = plan
         place = stage, chunk.first, chunk.end
         if plan is None:

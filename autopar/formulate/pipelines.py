@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import prod
 
@@ -14,7 +14,7 @@ from autopar.cost.schedule import Shape
 from autopar.cost.work import model_flops
 from autopar.errors import ConfigError
 from autopar.formulate.book import StageBook
-from autopar.formulate.chains import Budget, Chains
+from autopar.formulate.chains import Budget, Chains, Spaces
 from autopar.formulate.config import Constraint, ManualConfig
 from autopar.formulate.mesh import config_mesh, mesh_of
 from autopar.formulate.pins import Pins, pins_of, pins_of_constraints
@@ -37,6 +37,7 @@ class Pipelines:
     pricer: Pricer
     global_batch: int
     budget: Budget
+    spaces: Spaces = field(default_factory=dict)
 
     def searched(self, devices: int, constraints: Sequence[Constraint]) -> Iterator[PipelineScenario]:
         """Every number of groups of equal size, mesh of a group, number of microbatches and schedule.
@@ -96,7 +97,7 @@ class Pipelines:
         most = min(groups, count)
         chains = Chains(
             layer_runs(self.graph, pins, staged=True), setting, self.pricer, self.budget,
-            RelayoutPrices(self.pricer, mesh), groups, tuple(sorted({1, -(-most // 2), most})),
+            RelayoutPrices(self.pricer, mesh), groups, tuple(sorted({1, most})), self.spaces,
         )  # fmt: skip
         return StageBook(units, chains)
 

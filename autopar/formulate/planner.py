@@ -14,6 +14,7 @@ from autopar.engine.search import Answer, Scenario, search
 from autopar.engine.stack_problem import Status
 from autopar.errors import ConfigError, InfeasibleError
 from autopar.formulate.assemble import Solved, assemble
+from autopar.formulate.chains import Spaces
 from autopar.formulate.config import Constraint, ManualConfig, parse_constraints
 from autopar.formulate.mesh import config_mesh, search_meshes
 from autopar.formulate.pins import Pins, pins_of, pins_of_constraints
@@ -79,7 +80,9 @@ class Planner:
             return
         constraints = parse_constraints(list(self.request.constraints))
         budget = Budget(limit, self.request.policy, self.request.optimizer)
-        for mesh in search_meshes(self.cluster, self.request.devices):
+        spaces: Spaces = {}
+        one_stage = all(c.key != "pp" or c.value == "1" for c in constraints)
+        for mesh in search_meshes(self.cluster, self.request.devices) if one_stage else ():
             pins = pins_of_constraints(constraints, mesh)
             if pins is None:
                 continue
@@ -87,7 +90,7 @@ class Planner:
             for last, count in self._microbatch_counts(mesh, pins, constraints):
                 runs = layer_runs(self.graph, [*[pins] * (len(self.graph.layers) - 1), last])
                 setting = Setting(mesh, self.request.global_batch // count, count)
-                yield StageScenario(runs, setting, self.pricer, budget, relayouts)
+                yield StageScenario(runs, setting, self.pricer, budget, relayouts, spaces)
         yield from self._pipelines(limit).searched(self.request.devices, constraints)
 
     def _pipelines(self, limit: int | None) -> Pipelines:
@@ -191,8 +194,9 @@ def _as_engine_scenario(scenario: AnyScenario) -> Scenario[Solved]:
             return solved.step_time_s, solved
         return (solved.solution.objective_s, solved) if solved and solved.solution.walks else None
 
-    quick = scenario.quick_bound_s() if isinstance(scenario, PipelineScenario) else 0.0
-    return Scenario(scenario.name, scenario.bound_s, solve, quick)
+    if isinstance(scenario, StageScenario):
+        return Scenario(scenario.name, scenario.bound_s, solve, first=scenario.free_bound_s)
+    return Scenario(scenario.name, scenario.bound_s, solve, scenario.quick_bound_s())
 
 
 def _refuse_unsupported(config: ManualConfig) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from autopar.cost.pricer import Pricer
 from autopar.engine.stack import StackOptions, solve_stack
 from autopar.engine.stack_problem import Run, StackSolution, Status
-from autopar.formulate.chains import Budget, Chains, Column, free_problem
+from autopar.formulate.chains import Budget, Chains, Column, Spaces, free_problem
 from autopar.formulate.runs import LayerRun
 from autopar.formulate.tables import RelayoutPrices, Setting
 
@@ -37,11 +37,12 @@ class StageScenario:
     pricer: Pricer
     budget: Budget
     relayouts: RelayoutPrices
+    spaces: Spaces = field(default_factory=dict)
     least_bytes: float = np.inf
     _chains: Chains = field(init=False)
 
     def __post_init__(self) -> None:
-        self._chains = Chains(self.runs, self.setting, self.pricer, self.budget, self.relayouts)
+        self._chains = Chains(self.runs, self.setting, self.pricer, self.budget, self.relayouts, spaces=self.spaces)
 
     @property
     def name(self) -> str:
@@ -59,6 +60,17 @@ class StageScenario:
         fits = limit is None or self.least_bytes <= limit
         bound = max(chains.bound_at(price) for price in chains.prices) if fits else np.inf
         chains.forget()  # made anew if the scenario is solved
+        return bound
+
+    def free_bound_s(self) -> float:
+        """A bound that looks at bytes only to say whether any plan fits, at less cost; inf where none is legal."""
+        chains, limit = self._chains, self.budget.limit_bytes
+        if not chains.possible:
+            return np.inf
+        chains.bound_tables(free=True)
+        self.least_bytes = chains.least_bytes
+        bound = chains.bound_at((0.0, 1, 1.0)) if limit is None or self.least_bytes <= limit else np.inf
+        chains.forget()
         return bound
 
     def solve(self, cutoff_s: float | None = None) -> SolvedScenario:

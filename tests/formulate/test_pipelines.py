@@ -1,0 +1,203 @@
+"""Pipelines: hand-written ones, searched ones, and stages against brute force."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations, pairwise, product
+
+import numpy as np
+import pytest
+
+from autopar.cost.schedule import Shape, in_flight, simulate
+from autopar.engine.partition import least_step_s
+from autopar.errors import ConfigError, InfeasibleError
+from autopar.formulate.book import Chunk, Seam, StageBook
+from autopar.formulate.chains import Budget, Column
+from autopar.formulate.config import ManualConfig, parse_constraints
+from autopar.formulate.pipelines import Pipelines
+from autopar.formulate.stages import Units, even_cuts
+from autopar.graph import CollectiveKey
+from autopar.plan import POLICIES, PlanRecord
+from tests.formulate.cases import planner, traced
+
+PIPELINES = [
+    "pp=2,microbatch_size=1",
+    "pp=2,schedule=gpipe,microbatch_size=2",
+    "pp=2,dp=2,microbatch_size=1,zero=1",
+    "pp=2,tp=2,microbatch_size=2,recompute=full",
+    "pp=2,dp=2,microbatch_size=1,zero=3",
+    "pp=2,virtual_stages=2,schedule=interleaved,microbatch_size=1",
+    "pp=4,microbatch_size=2",
+]
+
+
+def _estimate(model: str, text: str) -> PlanRecord:
+    config = ManualConfig.parse(text)
+    devices = config.pp * config.dp * config.tp
+    return planner(model, f"1x{devices}xa100-80gb", 8).estimate(config)
+
+
+@pytest.mark.parametrize("model", ["gpt", "tied", "llama"])
+@pytest.mark.parametrize("text", PIPELINES)
+def test_hand_written(model: str, text: str) -> None:
+    """Stages cover the layers in order on groups of consecutive ranks, and the seconds by kind are the step."""
+    config = ManualConfig.parse(text)
+    if config.pp * config.virtual_stages > len(Units(traced(model))):
+        pytest.skip("fewer blocks than stages")
+    record = _estimate(model, text)
+    size = config.dp * config.tp
+    assert record.pp_degree == config.pp
+    assert record.schedule == config.schedule
+    assert [s.first_layer for s in record.stages] == np.cumsum(
+        [0, *(len(s.assignment) for s in record.stages[:-1])]
+    ).tolist()
+    assert sum(len(s.assignment) for s in record.stages) == len(record.layer_names)
+    for number, stage in enumerate(record.stages):
+        group = number % config.pp
+        assert stage.devices == tuple(range(group * size, (group + 1) * size))
+    assert sum(record.time_by_kind_s.values()) == pytest.approx(record.step_time_s)
+    assert record.bubble_s == record.time_by_kind_s["bubble"]
+    assert sum(record.memory_by_category.values()) == record.peak_memory_bytes
+    assert record.lower_bound_s is None
+
+
+def test_neighbouring_stages_agree() -> None:
+    """A stage leaves its values as the next one expects them."""
+    record = _estimate("llama", "pp=2,tp=2,sp=1,microbatch_size=2")
+    for before, behind in pairwise(record.stages):
+        assert before.strategies[before.assignment[-1]].exit == behind.strategies[behind.assignment[0]].entry
+
+
+def test_more_in_flight_holds_more() -> None:
+    """gpipe keeps all microbatches, 1f1b as many as there are stages: its activations are less."""
+    slim = _estimate("llama", "pp=2,microbatch_size=1")
+    fat = _estimate("llama", "pp=2,schedule=gpipe,microbatch_size=1")
+    assert fat.memory_by_category["activations"] > 2 * slim.memory_by_category["activations"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("pp=2,schedule=zb,microbatch_size=1", "zb"),
+        ("pp=2,stage_layers=1/9,microbatch_size=1", "add up"),
+        ("pp=2,virtual_stages=2,schedule=gpipe,microbatch_size=1", "gpipe"),
+        ("pp=2,microbatch_size=8", "microbatch"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(text: str, words: str) -> None:
+    """Schedules and shapes that can't be run are refused with a message that says why."""
+    with pytest.raises(ConfigError, match=words):
+        _estimate("llama", text)
+
+
+def test_even_cuts() -> None:
+    """Stages differ by one unit at most, and the ends are not the larger ones."""
+    assert even_cuts(10, 4) == (0, 2, 5, 8, 10)
+    assert even_cuts(8, 4) == (0, 2, 4, 6, 8)
+
+
+@pytest.mark.parametrize("model", ["gpt", "llama"])
+def test_search_is_never_slower_than_configs(model: str) -> None:
+    """With pipelines asked for, the plan is as fast as the best of a grid of hand-written ones; its bound is below."""
+    maker = planner(model, "1x2xa100-80gb", 8, None, ("pp=2",))
+    plan = maker.plan()
+    assert plan.pp_degree == 2
+    assert plan.lower_bound_s is not None
+    assert plan.lower_bound_s <= plan.step_time_s
+    for schedule, size, recompute in product(("1f1b", "gpipe"), (1, 2, 4), ("none", "full")):
+        config = ManualConfig(pp=2, schedule=schedule, microbatch_size=size, recompute=recompute)
+        assert plan.step_time_s <= maker.estimate(config).step_time_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("share", [None, 0.8])
+def test_stages_against_brute_force(share: float | None) -> None:
+    """Of all partitions and all priced strategies of uniform stages none is faster when simulated; bounds are below."""
+    free = planner("llama", "1x2xa100-80gb", 8, None, ("pp=2",))
+    limit = None if share is None else int(free.plan().peak_tensor_bytes * share)
+    maker = planner("llama", "1x2xa100-80gb", 8, limit, ("pp=2",))
+    budget = Budget(maker.limit_bytes, POLICIES[maker.request.dtype], maker.request.optimizer)
+    pipelines = Pipelines(maker.graph, maker.pricer, 8, budget)
+    for scenario in pipelines.searched(2, parse_constraints(["pp=2", "microbatch_size=1"])):
+        if scenario.shape.chunks > 1:
+            continue
+        found = scenario.solve()
+        best = _brute_force(scenario.book, scenario.shape, maker.limit_bytes)
+        assert (found is None) == (best == np.inf)
+        if found is not None:
+            assert found.step_time_s <= best * (1 + 2e-3)
+            assert scenario.bound_s() <= best * (1 + 1e-9)
+            assert least_step_s(scenario.ideal_s, scenario.shape.num_microbatches, 2) <= best
+
+
+def _brute_force(book: StageBook, shape: Shape, limit: int) -> float:
+    """The fastest simulated step over all partitions, each run of layers of a stage under one strategy."""
+    best, counts = np.inf, in_flight(shape)
+    for seam in book.seams:
+        for middle in range(1, len(book.units)):
+            cuts = (0, middle, len(book.units))
+            stages = [
+                _ways(book, Chunk(a, b, q), seam, limit) for (a, b), q in zip(pairwise(cuts), counts, strict=True)
+            ]
+            sent = _sent_s(book, middle, seam)
+            for one, other in product(*stages):
+                forward, backward, step = zip(one, other, strict=True)
+                best = min(best, simulate(shape, forward, backward, [sent], step).step_time_s)
+    return best
+
+
+def _sent_s(book: StageBook, unit: int, seam: Seam) -> float:
+    key = CollectiveKey("broadcast", book.seam_bytes(unit, seam), 2, 1)
+    return float(book.chains.pricer.collectives([key]).seconds[0])
+
+
+def _ways(book: StageBook, chunk: Chunk, seam: Seam, limit: int) -> set[tuple[float, float, float]]:
+    """(forward, backward, step) of every legal choice of one column for each run, by the memory's definition."""
+    slices = list(book.units.slices(book.chains.runs, chunk.first, chunk.end))
+    found = set()
+    for columns in product(*(book.columns[r] for r, _ in slices)):
+        states = [(c.strategy.entry, c.strategy.exit) for c in columns]
+        joined = all(a[1] == b[0] for a, b in pairwise(states))
+        loops = all(n == 1 or e == x for (_, n), (e, x) in zip(slices, states, strict=True))
+        first = chunk.first == 0 or states[0][0] == seam.layout
+        last = chunk.end == len(book.units) or states[-1][1] == seam.layout
+        if joined and loops and first and last and _peak(book, chunk, columns, slices, seam) <= limit:
+            figures = [(c.figures, n) for c, (_, n) in zip(columns, slices, strict=True)]
+            found.add(
+                (
+                    sum(f.forward_s * n for f, n in figures),
+                    sum(f.backward_s * n for f, n in figures),
+                    sum(f.step_s * n for f, n in figures),
+                )
+            )
+    return found
+
+
+def _peak(
+    book: StageBook, chunk: Chunk, columns: Sequence[Column], slices: Sequence[tuple[int, int]], seam: Seam
+) -> int:
+    """docs/design.md, "Memory", for a stage with several microbatches in flight."""
+    memory = [(c.figures.memory, n) for c, (_, n) in zip(columns, slices, strict=True)]
+    seam_bytes = chunk.in_flight * sum(
+        book.seam_bytes(u, seam) for u in (chunk.first, chunk.end) if 0 < u < len(book.units)
+    )
+    always = sum((m.parameters + m.optimizer + m.gradients) * n for m, n in memory) + seam_bytes
+    moments = [always + max(m.step for m, _ in memory)]
+    for r in range(len(memory)):
+        saved = sum(m.saved * n * (chunk.in_flight - (k > r)) for k, (m, n) in enumerate(memory))
+        moments.append(always + saved + memory[r][0].transient)
+    return max(moments)
+
+
+def test_infeasible_names_the_limit() -> None:
+    """Where nothing fits the message says what is needed and what there is."""
+    with pytest.raises(InfeasibleError, match=r"limit is 1\.00 MiB"):
+        planner("llama", "1x2xa100-80gb", 8, 1 << 20, ("pp=2",)).plan()
+
+
+def test_partitions_of_blocks() -> None:
+    """Every way to cut the blocks is a way to cut the layers: nothing is lost or doubled."""
+    units = Units(traced("gpt"))
+    for inner in combinations(range(1, len(units)), 1):
+        cuts = (0, *inner, len(units))
+        layers = [units.starts[b] - units.starts[a] for a, b in pairwise(cuts)]
+        assert sum(layers) == len(traced("gpt").layers)
