@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
 
 from autopar.cluster import find_device
 from autopar.errors import ConfigError
 from autopar.plan import LayerStrategy, PlanRecord, StagePlan
+from autopar.report.compare import reason
 from autopar.report.lines import item, table, wrap
 from autopar.report.strategy import most_common, name_span, strategy_text
 from autopar.report.units import count_text, gib_text, seconds_text, share_text
 
+SHORT = {"parameters": "params", "gradients": "grads", "optimizer": "optim.", "activations": "activ.",
+         "transient": "temp.", "reserve": "reserve"}  # fmt: skip
 ORDER = ("parameters", "gradients", "optimizer", "activations", "transient", "reserve")
 
 
@@ -25,6 +28,7 @@ def explain(record: PlanRecord) -> str:
         *(_stage(record, number) for number in range(len(record.stages))),
         _time(record),
         _memory(record),
+        _groups_of_devices(record),
         _trust(record),
         _alternatives(record),
     ]
@@ -61,7 +65,9 @@ def _asked(record: PlanRecord) -> Iterator[str]:
 def _chosen(record: PlanRecord) -> Iterator[str]:
     used = len({device for stage in record.stages for device in stage.devices})
     idle = f", {record.request.devices - used} idle" if used < record.request.devices else ""
-    stages = f"{record.pp_degree} stages ({record.schedule})" if record.pp_degree > 1 else "one stage"
+    stages = f"{len(record.stages)} stages ({record.schedule})" if record.pp_degree > 1 else "one stage"
+    if record.pp_degree < len(record.stages):
+        stages += f" on {record.pp_degree} groups of devices"
     yield "Chosen"
     yield from item("devices", f"{used}{idle}, {stages}")
     yield from item("layers", most_common(record))
@@ -99,7 +105,8 @@ def _ranks(devices: tuple[int, ...]) -> str:
 
 def _time(record: PlanRecord) -> Iterator[str]:
     yield f"Time: {seconds_text(record.step_time_s)} a step"
-    yield from table(record.time_by_kind_s, seconds_text, record.step_time_s)
+    shown = {"exposed comm." if kind == "communication" else kind: s for kind, s in record.time_by_kind_s.items()}
+    yield from table(shown, seconds_text, record.step_time_s)
     if record.tokens_per_s is not None:
         per_device = record.tokens_per_s_per_device or 0.0
         yield from item("tokens", f"{record.tokens_per_s:,.0f} a second, {per_device:,.0f} a device")
@@ -114,6 +121,33 @@ def _memory(record: PlanRecord) -> Iterator[str]:
     ordered = {key: record.memory_by_category[key] for key in known + others}
     yield from table(ordered, gib_text, record.peak_memory_bytes)
     yield from item("limit", _limit_text(record))
+
+
+def _groups_of_devices(record: PlanRecord) -> Iterator[str]:
+    """Of a pipeline seconds and bytes by group of devices; neighbours that are alike share a line."""
+    carried, groups = record.costs, record.pp_degree
+    if groups == 1 or len(carried.group_memory) != groups:
+        return
+    rows = [
+        [*_busy(record, g), *(gib_text(carried.group_memory[g].get(key, 0)) for key in ORDER)] for g in range(groups)
+    ]
+    yield "By group of devices: busy and idle of the step, and memory"
+    yield from _row("group", ["busy", "idle", *(SHORT[key] for key in ORDER)])
+    for row, members in groupby(range(groups), key=lambda g: rows[g]):
+        alike = list(members)
+        yield from _row(str(alike[0]) if len(alike) == 1 else f"{alike[0]}-{alike[-1]}", row)
+
+
+def _row(label: str, cells: Sequence[str]) -> Iterator[str]:
+    yield f"  {label:<7}" + "".join(f"{cell:>{8 if i < 2 else 9}}" for i, cell in enumerate(cells))
+
+
+def _busy(record: PlanRecord, group: int) -> tuple[str, str]:
+    """Shares of the step in which a group works, and waits."""
+    m, mine = record.num_microbatches, [c for c in record.costs.layers if c.stage % record.pp_degree == group]
+    seconds = sum(c.count * (m * sum(c.pass_s.values()) + sum(c.step_s.values())) for c in mine)
+    share = (seconds + record.costs.shared_s[group]) / record.step_time_s
+    return share_text(share), share_text(max(0.0, 1 - share))
 
 
 def _limit_text(record: PlanRecord) -> str:
@@ -148,7 +182,12 @@ def _alternatives(record: PlanRecord) -> Iterator[str]:
         slower = other.step_time_s / record.step_time_s - 1
         yield from wrap(
             f"{number}. {seconds_text(other.step_time_s)} ({slower:+.1%}), {gib_text(other.peak_memory_bytes)}: "
-            f"{other.num_microbatches} microbatches, {most_common(other)}",
+            f"{_pipeline_words(other)}{other.num_microbatches} microbatches, {most_common(other)}",
             "  ",
             "     ",
         )
+        yield from wrap(f"It takes {reason(other, record)}.", "     ", "     ")
+
+
+def _pipeline_words(record: PlanRecord) -> str:
+    return f"{len(record.stages)} stages ({record.schedule}), " if record.pp_degree > 1 else ""

@@ -6,7 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from autopar.plan import POLICIES, Fingerprint, LayerStrategy, MeshAxis, PlanRecord, Request, StagePlan
+from autopar.plan import (
+    POLICIES,
+    CarriedCosts,
+    Fingerprint,
+    LayerCost,
+    LayerStrategy,
+    MeshAxis,
+    PlanRecord,
+    Request,
+    StagePlan,
+)
 from autopar.report.explain import explain
 from autopar.report.strategy import strategy_words
 from autopar.report.units import count_text, gib_text, seconds_text
@@ -132,3 +142,23 @@ def test_units() -> None:
     ]
     assert [gib_text(x) for x in (12, 3 << 20, 5 << 29, 2000 << 30)] == ["12 B", "3 MiB", "2.5 GiB", "2,000 GiB"]
     assert [count_text(x) for x in (512, 124_439_808, 70_553_706_496)] == ["512", "124 million", "70.6 billion"]
+
+
+def test_groups_of_a_pipeline_have_their_own_figures() -> None:
+    """Of a pipeline every group of devices has its share of work and its bytes; groups alike share a line."""
+    half = record().stages[0].strategies[0]
+    stages = tuple(StagePlan(2 * i, (2 * i, 2 * i + 1), MESH, (half,), (0, 0)) for i in range(3))
+    passes = {"forward": 0.01, "backward": 0.02, "recompute": 0.0}
+    costs = tuple(LayerCost(i, 0, 2, passes, {"optimizer": 0.005}, {}) for i in range(3))
+    memory = tuple({"parameters": n * GIB, "activations": 2 * GIB, "reserve": GIB} for n in (4, 4, 5))
+    text = explain(
+        record(
+            stages=stages, pp_degree=3, schedule="1f1b", bubble_s=0.25,
+            costs=CarriedCosts(costs, shared_s=(0.0, 0.0, 0.05), group_memory=memory),
+        )
+    )  # fmt: skip
+    rows = [" ".join(line.split()) for line in text.splitlines()]
+    assert "devices 6, 2 idle, 3 stages (1f1b)" in rows
+    assert "0-1 50 % 50 % 4 GiB 0 B 0 B 2 GiB 0 B 1 GiB" in rows
+    assert "2 60 % 40 % 5 GiB 0 B 0 B 2 GiB 0 B 1 GiB" in rows
+    assert max(map(len, text.splitlines())) <= 80
