@@ -39,7 +39,7 @@ class VerifyReport:
 
     Differences are relative to the larger of the tensor's own largest value and 1e-6 of the largest gradient of the
     model (some gradients are zero in exact arithmetic). `gradient` is of the first step, `parameter` after all `steps`
-    of AdamW. `reference` says what was compared with.
+    of AdamW, buffers (running statistics) among the parameters. `reference` says what was compared with.
     """
 
     loss: float
@@ -124,7 +124,7 @@ def _rows(
 
 @dataclass(frozen=True)
 class _Training:
-    """What came out of some steps: their losses, the gradients of the first one, the parameters after the last."""
+    """What came out of some steps: their losses, the gradients of the first, parameters and buffers after the last."""
 
     losses: list[float]
     gradients: dict[str, Tensor]
@@ -149,7 +149,8 @@ def _train(module: nn.Module, step: Callable[[], Tensor], steps: int) -> _Traini
         if optimizer:
             optimizer.step()
             optimizer.zero_grad()
-    return _Training(losses, gradients, {n: _whole(p.detach()) for n, p in named.items()})
+    buffers = {n: b.detach().clone() for n, b in module.named_buffers()}
+    return _Training(losses, gradients, {n: _whole(p.detach()) for n, p in named.items()} | buffers)
 
 
 def _gathered(plan: PlanRecord, ours: _Training) -> list[_Training]:
@@ -239,9 +240,9 @@ def _worst(differences: list[Difference]) -> Difference:
 def _largest(ours: dict[str, Tensor], theirs: dict[str, Tensor], floor: float) -> Difference:
     found = Difference(0.0)
     for name, tensor in theirs.items():
-        if name in ours and tensor.numel():
-            scale = max(float(tensor.abs().max()), floor)
-            difference = float((ours[name].to(tensor.device, tensor.dtype) - tensor).abs().max())
+        if name in ours and not torch.equal(mine := ours[name].to(tensor.device, tensor.dtype), tensor):
+            scale = max(float(tensor.double().abs().max()), floor)
+            difference = float((mine.double() - tensor.double()).abs().max())
             relative = difference / scale if scale else difference
             if not relative <= found.value:  # nan counts as largest
                 found = Difference(relative, name)

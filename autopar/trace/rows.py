@@ -7,7 +7,6 @@ that are small enough to compute whole.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,13 +87,15 @@ class _Rows:
         if what in ("tril", "triu"):
             return self._triangle(op, what, dim)
         if what == "unsqueeze":
-            at = int(op.args[1]) % len(shape) - len(shape)  # type: ignore[arg-type]
-            return self._run(op, dim if -at < dim else dim - 1 if -at > dim else self._refuse())
+            new = len(shape) - int(op.args[1]) % len(shape)  # type: ignore[arg-type]
+            if new == dim:
+                raise _Unknown
+            return self._run(op, dim if new > dim else dim - 1)
         if what in _SIZED:
             return self._run(self._resized(op, _SIZED[what], dim, len(shape)), dim)
         if what in _SAME or torch.Tag.pointwise in overload(op.target).tags:
             return self._run(op, dim)
-        return self._refuse()
+        raise _Unknown
 
     def _run(self, op: Op, dim: int) -> Tensor:
         env = {operand: self.of(operand, dim) for operand in op.operands}
@@ -103,7 +104,7 @@ class _Rows:
     def _resized(self, op: Op, position: int, dim: int, rank: int) -> Op:
         sizes = op.args[position]
         if not isinstance(sizes, tuple) or len(sizes) != rank or not self._is_count(sizes[-dim]):
-            return self._refuse()
+            raise _Unknown
         cut = tuple(len(self.rows) if i == rank - dim else size for i, size in enumerate(sizes))
         return replace(op, args=(*op.args[:position], cut, *op.args[position + 1 :]))
 
@@ -113,12 +114,9 @@ class _Rows:
     def _triangle(self, op: Op, what: str, dim: int) -> Tensor:
         source = op.args[0]
         if dim != 2 or not isinstance(source, Ref):
-            return self._refuse()
+            raise _Unknown
         diagonal = op.args[1] if len(op.args) > 1 else dict(op.kwargs).get("diagonal", 0)
         whole = self.of(source.name, dim)
         distance = torch.arange(whole.shape[-1]) - self.rows.unsqueeze(1)
         kept = distance <= diagonal if what == "tril" else distance >= diagonal  # type: ignore[operator]
         return torch.where(kept, whole, torch.zeros((), dtype=whole.dtype))
-
-    def _refuse(self) -> Any:
-        raise _Unknown
