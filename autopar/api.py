@@ -378,7 +378,7 @@ class Asked:
             model=self.name or type(self.model).__name__,
             cluster=cluster.name,
             device=cluster.device.name,
-            devices=(self.config.devices if self.config else 0) or cluster.devices,
+            devices=cluster.devices,  # of the job: config or constraint may leave some idle
             global_batch=self.global_batch,
             dtype=self.dtype,
             policy=self.dtype_policy or POLICIES[self.dtype],

@@ -48,6 +48,18 @@ class Planner:
         device = self.cluster.device
         return self.request.memory_limit_bytes or device.usable_bytes - device.reserve_bytes
 
+    @property
+    def used_devices(self) -> int:
+        """How many devices a searched plan uses: those of the job, or fewer where a constraint says so.
+
+        Raises ConfigError where there are not that many.
+        """
+        constraints = parse_constraints(list(self.request.constraints))
+        used = next((int(c.value) for c in constraints if c.key == "devices" and not c.pattern), 0)
+        if used > self.request.devices:
+            raise ConfigError(f"constraint devices={used}: there are {self.request.devices}; give at most that.")
+        return used or self.request.devices
+
     def plan(self, config: ManualConfig | None = None, top: int = 1, time_limit_s: float | None = None) -> PlanRecord:
         """The fastest plan under the limit, with `top - 1` alternatives.
 
@@ -82,7 +94,7 @@ class Planner:
         budget = Budget(limit, self.request.policy, self.request.optimizer)
         spaces: Spaces = {}
         one_stage = all(c.key != "pp" or c.value == "1" for c in constraints)
-        for mesh in search_meshes(self.cluster, self.request.devices) if one_stage else ():
+        for mesh in search_meshes(self.cluster, self.used_devices) if one_stage else ():
             pins = pins_of_constraints(constraints, mesh)
             if pins is None:
                 continue
@@ -91,7 +103,7 @@ class Planner:
                 runs = layer_runs(self.graph, [*[pins] * (len(self.graph.layers) - 1), last])
                 setting = Setting(mesh, self.request.global_batch // count, count)
                 yield StageScenario(runs, setting, self.pricer, budget, relayouts, spaces)
-        yield from self._pipelines(limit).searched(self.request.devices, constraints)
+        yield from self._pipelines(limit).searched(self.used_devices, constraints)
 
     def _pipelines(self, limit: int | None) -> Pipelines:
         budget = Budget(limit, self.request.policy, self.request.optimizer)
@@ -167,15 +179,15 @@ class Planner:
     def _why_infeasible(self, answer: Answer[Solved], scenarios: Sequence[AnyScenario]) -> str:
         if not scenarios:
             return (
-                f"no mesh of {self.request.devices} devices and global batch {self.request.global_batch} meets the "
+                f"no mesh of {self.used_devices} devices and global batch {self.request.global_batch} meets the "
                 f"constraints {list(self.request.constraints)}; drop one."
             )
         leanest = sorted(scenarios, key=lambda s: s.least_bytes)[:LEANEST_TRIED]
         least = min((s.enough_bytes() for s in leanest), default=inf)
         if least == inf:
-            return f"no legal plan on {self.request.devices} devices; {answer.knob}"
+            return f"no legal plan on {self.used_devices} devices; {answer.knob}"
         return (
-            f"memory is the binding limit: every plan on {self.request.devices} x {self.cluster.device.name} "
+            f"memory is the binding limit: every plan on {self.used_devices} x {self.cluster.device.name} "
             f"needs about {_size(least)} of tensors a device, the limit is {_size(self.limit_bytes)}. "
             f"The smallest change that would do: a memory limit of {_size(least)}, or more devices."
         )
