@@ -5,7 +5,7 @@ The definition is that of docs/design.md, "Memory".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -14,7 +14,7 @@ from autopar.cost.states import HeldParameter, parameter_bytes
 from autopar.graph import DTYPE_BYTES, local_shape
 from autopar.plan import DtypePolicy
 from autopar.shard.program import Program
-from autopar.shard.storage import Keeper
+from autopar.shard.storage import BUCKET_BYTES, Keeper
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class LayerMemory:
 
     `parameters`, `optimizer`: always held. `gradients`: held from their making to the step. `saved`: kept for the
     backward of one microbatch. `transient`: the most needed at once beyond that while the layer runs forward or
-    backward. `step`: temporaries at the optimizer step.
+    backward. `step`: temporaries when gradients are reduced, of the largest layer at a time; `update`: temporaries of
+    the optimizer, of all layers at once.
     """
 
     parameters: int
@@ -32,6 +33,7 @@ class LayerMemory:
     saved: int
     transient: int
     step: int
+    update: int
 
 
 def layer_memory(
@@ -46,11 +48,12 @@ def layer_memory(
     unread: frozenset[int] = frozenset(),
     promised: frozenset[int] = frozenset(),
     accumulates: bool = False,
+    model_share: float = 1.0,
 ) -> LayerMemory:
     """Memory of a lowered layer at a global microbatch of `batch` samples.
 
     `parameters` are those that count here (`cost/states.py`). `held`, `unread`, `promised`, `accumulates`: see
-    `cost/activations.py`.
+    `cost/activations.py`. `model_share`: how many times the layer's parameters those of the model are.
     """
     walked, again = activations(program, batch, held, unread, promised, accumulates), recompute == "full"
     states = [parameter_bytes(p, policy, optimizer) for p in parameters]
@@ -61,7 +64,8 @@ def layer_memory(
         optimizer=round(sum(s.optimizer for s in states)),
         saved=walked.recomputed_saved if again else walked.saved,
         transient=(walked.recomputed_transient if again else walked.transient) + _gathered_bytes(parameters, policy),
-        step=_step_bytes(parameters, policy),
+        step=_bucket_bytes(parameters, policy, optimizer, model_share),
+        update=_update_bytes(parameters, policy, optimizer),
     )
 
 
@@ -80,8 +84,22 @@ def _gathered_bytes(parameters: Sequence[HeldParameter], policy: DtypePolicy) ->
     return max(gathered, scattered) + (gathered if any(p.storage.zero == 3 for p in mine) else 0)
 
 
-def _step_bytes(parameters: Sequence[HeldParameter], policy: DtypePolicy) -> int:
-    trained = [p for p in parameters if p.trained]
-    largest = max((prod(p.stored) for p in trained), default=0)
-    reduced = sum(prod(p.shape) for p in trained if p.storage.sum_axes and p.storage.keeper is Keeper.STEP)
-    return max(2 * largest * DTYPE_BYTES[policy.states], reduced * DTYPE_BYTES[policy.gradients])
+UPDATE_COPIES: Mapping[str, int] = {"sgd": 0, "adamw8bit": 0}
+"""How many copies of all it updates a step of torch.optim's foreach implementation makes; 1 for all not named here."""
+
+
+def _update_bytes(parameters: Sequence[HeldParameter], policy: DtypePolicy, optimizer: str) -> int:
+    trained = sum(prod(p.stored) for p in parameters if p.trained)
+    return trained * DTYPE_BYTES[policy.states] * UPDATE_COPIES.get(optimizer, 1)
+
+
+def _bucket_bytes(parameters: Sequence[HeldParameter], policy: DtypePolicy, optimizer: str, model_share: float) -> int:
+    """The buffer in which gradients are flattened to be reduced, whole, beside them.
+
+    A bucket takes gradients of many layers: as many bytes as the model has if all of it is like this layer. Where the
+    whole gradients outlive their reduction, the optimizer's own copies take as much room later, so no more is counted.
+    """
+    reduced = [p for p in parameters if p.trained and p.storage.sum_axes and p.storage.keeper is Keeper.STEP]
+    covered = UPDATE_COPIES.get(optimizer, 1) > 0
+    size = sum(prod(p.shape) for p in reduced if p.storage.zero or not covered) * DTYPE_BYTES[policy.gradients]
+    return min(round(size * model_share), BUCKET_BYTES)

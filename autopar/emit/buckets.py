@@ -10,9 +10,7 @@ from torch import Tensor
 
 from autopar.emit.storage import chunk
 from autopar.emit.torch_private import copy_all
-
-BUCKET_BYTES = 1 << 26
-"""Most bytes flattened together (one larger tensor is a bucket of its own): bounds the copies made on the way."""
+from autopar.shard.storage import BUCKET_BYTES
 
 # torch 2.13 renamed both; the old names warn.
 _ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -49,17 +47,23 @@ def all_reduce(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> No
         copy_all(members, [p.view(t.shape) for p, t in zip(parts, members, strict=True)])
 
 
-def reduce_scatter(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> list[Tensor]:
-    """This rank's rows (dim 0 dealt over the group as by `storage.chunk`) of the sum of each tensor over the group."""
+def reduce_scatter(tensors: list[Tensor], group: dist.ProcessGroup) -> list[Tensor]:
+    """This rank's rows (dim 0 dealt over the group as by `storage.chunk`) of the sum of each tensor over the group.
+
+    Takes the tensors out of the list as it goes, so that they need not exist beside what is made of them.
+    """
     ways, index = group.size(), group.rank()
+    shapes = [chunk(t, 0, ways, index).shape for t in tensors]
+    shares = [_share(t, ways) for t in tensors]
     found: dict[int, Tensor] = {}
-    for bucket in _buckets(tensors):
+    for bucket in list(_buckets(tensors)):
         whole = torch.cat([_dealt(tensors[i], ways) for i in bucket], dim=1)
+        for i in bucket:
+            tensors[i] = whole.new_empty(0)
         mine = whole.new_empty(whole.shape[1])
         _REDUCE_SCATTER(mine, whole.view(-1), group=group)
-        for i, piece in zip(bucket, torch.split(mine, [_share(tensors[i], ways) for i in bucket]), strict=True):
-            shape = chunk(tensors[i], 0, ways, index).shape
-            found[i] = piece[: shape.numel()].view(shape)
+        for i, piece in zip(bucket, torch.split(mine, [shares[i] for i in bucket]), strict=True):
+            found[i] = piece[: shapes[i].numel()].view(shapes[i])
     return [found[i] for i in range(len(tensors))]
 
 
@@ -85,4 +89,5 @@ def _share(tensor: Tensor, ways: int) -> int:
 def _dealt(tensor: Tensor, ways: int) -> Tensor:
     """`tensor` (rows, ...) as (ways, share): the rows of each rank, the last ones filled up with zeros."""
     missing = ways * _share(tensor, ways) - tensor.numel()
-    return torch.nn.functional.pad(tensor.reshape(-1), (0, missing)).view(ways, -1)
+    flat = tensor.reshape(-1)
+    return (torch.nn.functional.pad(flat, (0, missing)) if missing else flat).view(ways, -1)

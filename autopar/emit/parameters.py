@@ -90,7 +90,7 @@ def reduce_gradients(parameters: Sequence[StageParameter], groups: StageGroups) 
     gradients = {p.storage.name: p.take_gradient() for p in trained}
     scattered = [(p.storage.chunk_axes, p) for p in trained if p.storage.scatters]
     for axes, members in _by_axes(scattered):
-        whole = [gradients[p.storage.name] for p in members]
+        whole = [gradients.pop(p.storage.name) for p in members]
         parts = buckets.reduce_scatter(whole, groups.group(axes))  # type: ignore[arg-type]
         gradients.update(zip([p.storage.name for p in members], parts, strict=True))
     return [(p.storage, gradients[p.storage.name], p.storage.remaining_axes) for p in trained]

@@ -108,7 +108,7 @@ def _peak_bytes(problem: StackProblem, picks: tuple[tuple[int, ...], ...]) -> in
     everywhere = range(len(runs))
     static = problem.fixed_bytes + total("static_bytes", everywhere)
     temporaries = max(int(runs[r].step_bytes[c]) for r in everywhere for c in picks[r])
-    moments = [static + total("grad_bytes", everywhere) + temporaries]
+    moments = [static + total("grad_bytes", everywhere) + total("update_bytes", everywhere) + temporaries]
     for r in everywhere:
         held = everywhere if problem.num_microbatches > 1 else range(r, len(runs))
         transient = max(int(runs[r].transient_bytes[c]) for c in picks[r])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,24 @@ from autopar.engine.errors import ProblemError
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 
-BYTE_COLUMNS = ("static_bytes", "grad_bytes", "saved_bytes", "transient_bytes", "step_bytes")
+
+class Held(NamedTuple):
+    """How many times a layer's gradients, saved bytes and update bytes are held at a moment."""
+
+    gradients: int
+    saved: int
+    update: int
+
+
+def held_at(moment: int, run: int, runs: int, num_microbatches: int, in_flight: int) -> Held:
+    """What a layer of run number `run` of `runs` holds at a moment beside its static bytes (docs/design.md, "Memory").
+
+    Moments are the runs (their largest transients come on top), then the optimizer step (the largest of its temporaries
+    on top). `in_flight` microbatches are under way at once.
+    """
+    if moment == runs:
+        return Held(1, 0, 1)
+    return Held(int(num_microbatches > 1 or run >= moment), in_flight - (run > moment), 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +41,8 @@ class Choices:
     `entry`, `exit`: states (small ints >= 0) in front of and behind the layer. `micro_s`: seconds a microbatch,
     `step_s`: once a step. `static_bytes`: always held (parameters, optimizer states); `grad_bytes`: gradients;
     `saved_bytes`: kept for the backward of one microbatch; `transient_bytes`: the layer's largest temporary;
-    `step_bytes`: temporaries of its optimizer step. `ties` (C, T): the value chosen for tie t, -1 where the choice has
+    `step_bytes`: the layer's temporaries at the step, of which only the largest layer's exist at once; `update_bytes`:
+    those of all layers at once. `ties` (C, T): the value chosen for tie t, -1 where the choice has
     none; all layers that have a value for a tie must have the same. Raises ProblemError on columns that don't fit.
     """
 
@@ -38,10 +56,13 @@ class Choices:
     transient_bytes: Ints
     step_bytes: Ints
     ties: Ints = field(default_factory=lambda: np.empty((0, 0), dtype=np.int64))
+    update_bytes: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     def __post_init__(self) -> None:
         if not self.ties.size:
             object.__setattr__(self, "ties", np.empty((len(self.entry), 0), dtype=np.int64))
+        if not self.update_bytes.size:
+            object.__setattr__(self, "update_bytes", np.zeros(len(self.entry), dtype=np.int64))
         for column in fields(self):
             values = getattr(self, column.name)
             if len(values) != len(self.entry):
@@ -107,19 +128,14 @@ class StackProblem:
         return 1 + max(int(side.max(initial=0)) for run in self.runs for side in (run.choices.entry, run.choices.exit))
 
     def held_bytes(self) -> list[list[Ints]]:
-        """For each moment and each run, the bytes (C,) that one layer of each choice holds then.
-
-        Moments are the runs (their largest transients come on top), then the optimizer step (with its temporaries).
-        """
+        """For each moment (`held_at`) and each run, the bytes (C,) that one layer of each choice holds then."""
         last = len(self.runs)
         return [[self._held(run, r, moment) for r, run in enumerate(self.runs)] for moment in range(last + 1)]
 
     def _held(self, run: Run, number: int, moment: int) -> Ints:
-        choices, at_step = run.choices, moment == len(self.runs)
-        held = choices.static_bytes
-        if at_step or self.num_microbatches > 1 or number >= moment:
-            held = held + choices.grad_bytes
-        return held if at_step else held + choices.saved_bytes * (run.in_flight - (number > moment))
+        times, own = held_at(moment, number, len(self.runs), self.num_microbatches, run.in_flight), run.choices
+        held = own.static_bytes + own.grad_bytes * times.gradients
+        return held + own.saved_bytes * times.saved + own.update_bytes * times.update
 
 
 @dataclass(frozen=True, eq=False)

@@ -45,7 +45,7 @@ def layer_figures(
     memory = layer_memory(
         program, setting.batch, policy, optimizer, parameters, strategy.recompute,
         held=around.held, unread=run.unread, promised=around.promised,
-        accumulates=setting.num_microbatches > 1,
+        accumulates=setting.num_microbatches > 1, model_share=_share_of_model(run, parameters),
     )  # fmt: skip
     if setting.staged:
         whole = sum(prod(p.shape) for p in parameters if p.trained) * DTYPE_BYTES[policy.gradients]
@@ -55,6 +55,14 @@ def layer_figures(
         optimizer_demand(updated, policy, optimizer), strategy.recompute == "full", memory,
     )  # fmt: skip
     return figures_of(work, pricer)
+
+
+def _share_of_model(run: LayerRun, parameters: Sequence[HeldParameter]) -> float:
+    """How many times what a device computes with of the layer's trained parameters the whole model may be."""
+    mine = sum(
+        prod(run.layer.values[name].shape_at(1)) for name in run.layer.params if run.layer.values[name].requires_grad
+    )
+    return run.model_elements / mine if mine and parameters else 1.0
 
 
 def _passing(run: LayerRun, strategy: LayerStrategy, setting: Setting) -> Demand:

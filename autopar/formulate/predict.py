@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.cost.layer import LayerFigures
+from autopar.engine.stack_problem import held_at
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "transient", "reserve")
 
@@ -51,26 +52,29 @@ def predict(layers: Sequence[Layers], num_microbatches: int, reserve_bytes: int,
                 total[str(key)] += num_microbatches * seconds * part.count
             for key, seconds in step.items():
                 total[str(key)] += seconds * part.count
-    memory = max(_moments(layers, num_microbatches > 1, seam_bytes), key=lambda moment: sum(moment.values()))
+    memory = max(_moments(layers, num_microbatches, seam_bytes), key=lambda moment: sum(moment.values()))
     return Prediction(sum(kinds.values()), dict(kinds), dict(sources), memory | {"reserve": reserve_bytes})
 
 
-def _moments(layers: Sequence[Layers], accumulated: bool, seam_bytes: int) -> Iterator[dict[str, int]]:
-    """Bytes by category at each moment of docs/design.md, "Memory"."""
-    last = max(part.run for part in layers)
-    for moment in range(last + 2):
-        at_step = moment > last
+def _moments(layers: Sequence[Layers], num_microbatches: int, seam_bytes: int) -> Iterator[dict[str, int]]:
+    """Bytes by category at each moment."""
+    runs = 1 + max(part.run for part in layers)
+    for moment in range(runs + 1):
+        at_step = moment == runs
         held = dict.fromkeys(CATEGORIES[:-1], 0)
         held["activations"] = 0 if at_step else seam_bytes
+        largest = 0
         for part in layers:
-            memory, count, r = part.figures.memory, part.count, part.run
+            memory, count = part.figures.memory, part.count
+            times = held_at(moment, part.run, runs, num_microbatches, part.in_flight)
             held["parameters"] += memory.parameters * count
             held["optimizer"] += memory.optimizer * count
-            held["gradients"] += memory.gradients * count if at_step or accumulated or r >= moment else 0
-            under_way = part.in_flight - (r > moment)
-            held["activations"] += 0 if at_step else memory.saved * count * under_way
-            extra = memory.step if at_step else memory.transient if r == moment else 0
-            held["transient"] = max(held["transient"], extra)
+            held["gradients"] += memory.gradients * count * times.gradients
+            held["activations"] += memory.saved * count * times.saved
+            held["transient"] += memory.update * count * times.update
+            extra = memory.step if at_step else memory.transient if part.run == moment else 0
+            largest = max(largest, extra)
+        held["transient"] += largest
         yield held
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import TypedDict
 
 from autopar.cost.activations import outputs_saved
@@ -66,7 +67,7 @@ class LayerRun:
     """`count` equal consecutive layers from `first_layer` on.
 
     `unread`: positions of outputs that no later layer reads and that aren't the loss, so that no gradient comes back
-    for them.
+    for them. `model_elements`: of all trained parameters of the model.
     """
 
     first_layer: int
@@ -74,6 +75,7 @@ class LayerRun:
     around: Surroundings
     unread: frozenset[int]
     layer: LayerClass = field(repr=False)
+    model_elements: int = 0
 
 
 def layer_runs(graph: OpGraph, pins: Sequence[Pins], staged: bool = False) -> tuple[LayerRun, ...]:
@@ -85,6 +87,7 @@ def layer_runs(graph: OpGraph, pins: Sequence[Pins], staged: bool = False) -> tu
     holdings = _holdings(graph)
     seen: set[str] = set()
     read = {name for layer in graph.layers for name in layer.inputs} | {graph.loss}
+    elements = sum(prod(spec.shape_at(1)) for spec in graph.params.values() if spec.requires_grad)
     runs: list[LayerRun] = []
     for index, layer in enumerate(graph.layers):
         around = replace(_surroundings(graph, index, pins, uses, seen), **holdings[index])
@@ -93,7 +96,7 @@ def layer_runs(graph: OpGraph, pins: Sequence[Pins], staged: bool = False) -> tu
         if runs and (runs[-1].around, runs[-1].unread) == (around, unread):
             last = runs.pop()
             first, count = last.first_layer, last.count + 1
-        runs.append(LayerRun(first, count, around, unread, graph.classes[layer.class_index]))
+        runs.append(LayerRun(first, count, around, unread, graph.classes[layer.class_index], elements))
         seen.update(() if staged else layer.params)
     return tuple(runs)
 

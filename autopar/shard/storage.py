@@ -15,6 +15,10 @@ from autopar.graph import BROADCAST, Layout, TensorSpec
 Axes: TypeAlias = tuple[int, ...]
 
 
+BUCKET_BYTES = 1 << 26
+"""Most bytes of gradients or parameters flattened together for one collective; a larger tensor goes alone."""
+
+
 class Keeper(Enum):
     """Who gathers a parameter for computing and reduces its gradient: once a step we, or FSDP2 every microbatch."""
 

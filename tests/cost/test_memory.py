@@ -6,11 +6,13 @@ import torch
 from autopar.cost.activations import activations, outputs_saved
 from autopar.cost.memory import LayerMemory, layer_memory
 from autopar.cost.states import held_parameters, state_bytes
+from autopar.emit.peak import live_tensor_bytes, measured_peak_tensor_bytes
 from autopar.graph import BROADCAST, REPLICATE
 from autopar.plan import POLICIES, DtypePolicy, LayerStrategy
 from autopar.shard.lower import lower
 from autopar.shard.program import Program
 from autopar.shard.rules import rule_for
+from autopar.shard.storage import BUCKET_BYTES
 from tests.cost.small import HIDDEN, ROWS, WIDTH, FeedForward, feed_forward
 
 BATCH = 6
@@ -192,3 +194,27 @@ def test_broadcast_parameters_are_whole() -> None:
     program = lowered(split(everywhere, 0, {"up": BROADCAST, "down": BROADCAST}), (2,))
     assert activations(program, BATCH).saved == 9 * X // 2
     assert memory(program, POLICIES["fp32"]).parameters == 4 * WEIGHTS
+
+
+@pytest.mark.parametrize(("optimizer", "kind"), [("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)])
+def test_update_bytes_are_those_of_a_real_optimizer_step(optimizer: str, kind: type[torch.optim.Optimizer]) -> None:
+    """What torch's foreach implementation allocates in a step, over all parameters at once."""
+    module = FeedForward()
+    for parameter in module.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    stepper = kind(module.parameters(), lr=1e-3, foreach=True)  # type: ignore[call-arg]
+    stepper.step()
+    held = live_tensor_bytes("cpu")
+    measured = measured_peak_tensor_bytes(stepper.step, "cpu") - held
+    assert measured == pytest.approx(memory(whole(), POLICIES["fp32"], optimizer).update, abs=64)
+
+
+def test_reduced_gradients_go_through_a_bucket() -> None:
+    """ZeRO 1 flattens whole gradients, of as many layers as fill a bucket; what the optimizer needs covers ZeRO 0."""
+    program = data_parallel((4,))
+    parameters = held_parameters(program, (0,), 1)
+    for share, wanted in ((1.0, 4 * WEIGHTS), (3.0, 12 * WEIGHTS), (1e9, BUCKET_BYTES)):
+        found = layer_memory(program, BATCH, POLICIES["fp32"], "adamw", parameters, model_share=share)
+        assert (found.step, found.update) == (wanted, WEIGHTS)
+    assert memory(program, POLICIES["fp32"]).step == 0
+    assert memory(program, POLICIES["fp32"], "sgd").step == 4 * WEIGHTS

@@ -19,7 +19,7 @@ from autopar.engine.stack_problem import Choices, Floats, Run, StackProblem, Sta
 
 def random_choices(rng: np.random.Generator, count: int, states: int, ties: int) -> Choices:
     """Choices with small whole numbers of bytes, so that equal figures and tight fits are frequent."""
-    static, grad, saved, transient, step = rng.integers(0, 12, (5, count)) * rng.integers(0, 2, (5, 1))
+    static, grad, saved, transient, step, update = rng.integers(0, 12, (6, count)) * rng.integers(0, 2, (6, 1))
     values = np.where(rng.random((count, ties)) < 0.5, rng.integers(0, 2, (count, ties)), -1)
     return Choices(
         rng.integers(0, states, count),
@@ -32,6 +32,7 @@ def random_choices(rng: np.random.Generator, count: int, states: int, ties: int)
         transient,
         step,
         values,
+        update,
     )
 
 

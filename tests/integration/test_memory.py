@@ -19,6 +19,7 @@ from tests.pool import Pool
 SPECS = {
     "gpt": "gpt:layers=4,hidden=64,heads=4,vocab=256,seq=64",
     "llama": "llama:layers=4,hidden=64,heads=4,kv_heads=2,vocab=256,seq=64",
+    "wide": "gpt:layers=2,hidden=128,heads=4,vocab=512,seq=8",
 }
 PLANS = [
     ("gpt", "dp=4,microbatch_size=4"),
@@ -28,6 +29,10 @@ PLANS = [
     ("llama", "dp=4,zero=2,microbatch_size=2"),
     ("llama", "dp=4,zero=3,microbatch_size=4"),
     ("llama", "dp=2,tp=2,zero=3,microbatch_size=4"),
+    ("wide", "dp=4,microbatch_size=2"),
+    ("wide", "dp=4,zero=1,microbatch_size=2"),
+    ("wide", "dp=4,zero=3,microbatch_size=2"),
+    ("wide", "dp=2,tp=2,zero=1,microbatch_size=4"),
 ]
 
 
