@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import prod
-from typing import TypeAlias
 
 from autopar.plan import LayerStrategy, MeshAxis
 
 BATCH_DIM = 0
 """Dim of activations that holds the samples: models take and hand on their batch first."""
-
-Kind: TypeAlias = tuple[object, ...]
 
 
 def axis_role(strategy: LayerStrategy, axis: int) -> str:
@@ -36,17 +32,3 @@ def ways(strategy: LayerStrategy, mesh: Sequence[MeshAxis]) -> dict[str, int]:
         role: prod(a.size for a, r in zip(mesh, roles, strict=True) if r == role) for role in dict.fromkeys(roles)
     }
     return {role: count for role, count in counts.items() if count > 1}
-
-
-def kind_of_plan(
-    layers: Iterable[tuple[LayerStrategy, Sequence[MeshAxis], int]], groups: int, chunks: int, schedule: str
-) -> Kind:
-    """What makes a plan another kind of plan: what most layers do (degrees, ZeRO, recomputation), and the pipeline.
-
-    `layers`: strategy and mesh of so many layers. The number of microbatches does not count.
-    """
-    counts: Counter[Kind] = Counter()
-    for strategy, mesh, count in layers:
-        counts[(*sorted(ways(strategy, mesh).items()), strategy.zero, strategy.recompute)] += count
-    (most, _), *_ = counts.most_common(1)
-    return (groups, chunks, schedule, most) if groups > 1 else (groups, most)

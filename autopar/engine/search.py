@@ -6,7 +6,7 @@ branches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from heapq import heapify, heappop, heappush
@@ -41,13 +41,15 @@ class Found(Generic[Payload]):
 @dataclass(frozen=True)
 class Scenario(Generic[Payload]):
     """A part of the space. `bound()`: nothing in it is below that. `solve(cutoff)`: its best answer, None if there is
-    none below `cutoff`. `quick` is a bound that costs nothing, `first` one that costs less than `bound`."""
+    none below `cutoff`. `quick` is a bound that costs nothing, `first` one that costs less than `bound`.
+    `others(cutoff)`: further answers that may be of other kinds, asked for when several are wanted."""
 
     name: str
     bound: Callable[[], float]
     solve: Callable[[float], tuple[float, Payload] | None]
     quick: float = 0.0
     first: Callable[[], float] | None = None
+    others: Callable[[float], Sequence[tuple[float, Payload]]] | None = None
 
     @property
     def bounds(self) -> tuple[Callable[[], float], ...]:
@@ -80,10 +82,11 @@ def search(
     scenarios: Sequence[Scenario[Payload]],
     *,
     top: int = 1,
+    kind: Callable[[Payload], Hashable] | None = None,
     time_limit_s: float | None = None,
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
 ) -> Answer[Payload]:
-    """The `top` best answers, each of another scenario. Equal ones keep the order of the scenarios.
+    """The `top` best answers, each of another `kind`, or else scenario. Equal ones keep the order of the scenarios.
 
     After `time_limit_s` the best answer so far is given; at least one scenario is always solved. `progress` is told
     what is done (`bound`, `solve`), how many scenarios are and how many there are at most.
@@ -117,9 +120,23 @@ def search(
         result = scenarios[i].solve(cutoff)
         solved += 1
         progress("solve", solved, len(scenarios))
-        if result is not None and result[0] < cutoff:
-            found = sorted([*found, Found(scenarios[i].name, *result)], key=lambda f: f.objective)[:top]
+        results = [] if result is None else [result]
+        if top > 1 and (others := scenarios[i].others) is not None:
+            results += others(cutoff)
+        new = [Found(scenarios[i].name, *r) for r in results if r[0] < cutoff]
+        found = _best_of_kinds([*found, *new], kind)[:top]
     return _answer(found, bounds, solved, complete)
+
+
+def _best_of_kinds(found: Sequence[Found[Payload]], kind: Callable[[Payload], Hashable] | None) -> list[Found[Payload]]:
+    """Sorted by objective, of each kind the first."""
+    ordered = sorted(found, key=lambda f: f.objective)
+    if kind is None:
+        return ordered
+    first: dict[Hashable, Found[Payload]] = {}
+    for one in ordered:
+        first.setdefault(kind(one.payload), one)
+    return list(first.values())
 
 
 def _answer(found: list[Found[Payload]], bounds: list[float], solved: int, complete: bool) -> Answer[Payload]:

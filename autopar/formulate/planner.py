@@ -16,6 +16,7 @@ from autopar.errors import ConfigError, InfeasibleError
 from autopar.formulate.assemble import Solved, assemble
 from autopar.formulate.chains import Spaces
 from autopar.formulate.config import Constraint, ManualConfig, parse_constraints
+from autopar.formulate.kinds import kind_of
 from autopar.formulate.mesh import config_mesh, search_meshes
 from autopar.formulate.pins import Pins, pins_of, pins_of_constraints
 from autopar.formulate.pipeline import PipelineScenario, SolvedPipeline
@@ -61,13 +62,16 @@ class Planner:
         return used or self.request.devices
 
     def plan(self, config: ManualConfig | None = None, top: int = 1, time_limit_s: float | None = None) -> PlanRecord:
-        """The fastest plan under the limit, with `top - 1` alternatives.
+        """The fastest plan under the limit, with at most `top - 1` alternatives of other kinds, the fastest of each.
 
         Raises InfeasibleError, naming the limit and the smallest change that would do, where there is none.
         """
         began = time.process_time()
         scenarios = list(self._scenarios(config, self.limit_bytes))
-        answer = search([_as_engine_scenario(s) for s in scenarios], top=top, time_limit_s=time_limit_s)
+        answer = search(
+            [_as_engine_scenario(s) for s in scenarios], top=top, kind=kind_of if top > 1 else None,
+            time_limit_s=time_limit_s,
+        )  # fmt: skip
         if answer.best is None:
             raise InfeasibleError(self._why_infeasible(answer, scenarios))
         records = [
@@ -207,7 +211,10 @@ def _as_engine_scenario(scenario: AnyScenario) -> Scenario[Solved]:
         return (solved.solution.objective_s, solved) if solved and solved.solution.walks else None
 
     if isinstance(scenario, StageScenario):
-        return Scenario(scenario.name, scenario.bound_s, solve, first=scenario.free_bound_s)
+        return Scenario(
+            scenario.name, scenario.bound_s, solve, first=scenario.free_bound_s,
+            others=lambda cutoff_s: [(s.solution.objective_s, s) for s in scenario.families(cutoff_s)],
+        )  # fmt: skip
     return Scenario(scenario.name, scenario.bound_s, solve, scenario.quick_bound_s())
 
 

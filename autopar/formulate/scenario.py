@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,16 +63,9 @@ class StageScenario:
         chains.forget()  # made anew if the scenario is solved
         return bound
 
-    def free_bound_s(self) -> float:
-        """A bound that looks at bytes only to say whether any plan fits, at less cost; inf where none is legal."""
-        chains, limit = self._chains, self.budget.limit_bytes
-        if not chains.possible:
-            return np.inf
-        chains.bound_tables(free=True)
-        self.least_bytes = chains.least_bytes
-        bound = chains.bound_at((0.0, 1, 1.0)) if limit is None or self.least_bytes <= limit else np.inf
-        chains.forget()
-        return bound
+    def first_bound_s(self) -> float:
+        """A bound from the longest run alone, at less cost; inf where no plan is legal."""
+        return self._chains.longest_run_s() if self._chains.possible else np.inf
 
     def solve(self, cutoff_s: float | None = None) -> SolvedScenario:
         """Price the strategies worth having, and choose for every layer."""
@@ -82,6 +76,20 @@ class StageScenario:
         self._chains.forget()
         options = StackOptions(cutoff_s=np.inf if cutoff_s is None else cutoff_s)
         return SolvedScenario(self.setting, columns, self._solve_stack(columns, self.budget.limit_bytes, options))
+
+    def families(self, cutoff_s: float) -> Iterator[SolvedScenario]:
+        """The best below `cutoff_s` with one ZeRO level and recomputation in all layers that have such a strategy."""
+        if not self._chains.possible:
+            return
+        self._chains.refined_tables()
+        columns = self._chains.columns()
+        self._chains.forget()
+        options = StackOptions(cutoff_s=cutoff_s)
+        for zero, recompute in sorted({(c.strategy.zero, c.strategy.recompute) for run in columns for c in run}):
+            mine = tuple(_of_family(run, zero, recompute) for run in columns)
+            solution = self._solve_stack(mine, self.budget.limit_bytes, options)
+            if solution.walks:
+                yield SolvedScenario(self.setting, mine, solution)
 
     def enough_bytes(self) -> float:
         """A limit under which `solve` has an answer, near the least there is; inf where nothing is legal."""
@@ -97,3 +105,9 @@ class StageScenario:
     ) -> StackSolution:
         runs = tuple(Run(run.count, self._chains.choices(c)) for run, c in zip(self.runs, columns, strict=True))
         return solve_stack(free_problem(runs, self.setting.num_microbatches, limit_bytes), options)
+
+
+def _of_family(columns: tuple[Column, ...], zero: int, recompute: str) -> tuple[Column, ...]:
+    """Columns of a ZeRO level and recomputation; all where there is none."""
+    mine = tuple(c for c in columns if (c.strategy.zero, c.strategy.recompute) == (zero, recompute))
+    return mine or columns

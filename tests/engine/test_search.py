@@ -63,3 +63,14 @@ def test_equal_answers_keep_the_order() -> None:
         answer = search([scenario("first", 1, 2), scenario("second", 1, 2)])
         assert answer.best is not None
         assert answer.best.name == "first"
+
+
+def test_several_answers_are_of_different_kinds() -> None:
+    """Of each kind (here the first letter) the best is kept, from whichever scenario, and those of one scenario too."""
+    more = Scenario("c", lambda: 1.0, lambda _: (1.0, "a1"), others=lambda _: [(1.5, "a2"), (4.0, "b1")])
+    scenarios = [more, scenario("a3", 0.5, 0.5), scenario("d1", 2.0, 5.0), scenario("b2", 3.0, 3.0)]
+    answer = search(scenarios, top=3, kind=lambda payload: payload[0])
+    assert answer.best is not None
+    assert [f.payload for f in (answer.best, *answer.alternatives)] == ["a3", "b2", "d1"]
+    only = search(scenarios, kind=lambda payload: payload[0])
+    assert only.alternatives == ()
