@@ -108,3 +108,26 @@ def test_what_if_changes_the_prediction(capsys: pytest.CaptureFixture[str]) -> N
     _, usual, _ = run(capsys, "plan", SMALL, *WHERE, *config)
     _, slower, _ = run(capsys, "plan", SMALL, *WHERE, *config, "--what-if", "compute=0.01")
     assert json.loads(slower)["step_time_s"] > json.loads(usual)["step_time_s"]
+
+
+def test_diff_and_check(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two plan files are compared; one is priced anew elsewhere, and refused with 3 where the memory is too small."""
+    monkeypatch.setenv("AUTOPAR_CACHE_DIR", str(tmp_path / "user"))
+    first, second, trace = tmp_path / "first.json", tmp_path / "second.json", tmp_path / "trace.json"
+    run(capsys, "plan", SMALL, *WHERE, "--config", "dp=2,zero=1", "-o", str(first), "--timeline", str(trace))
+    run(capsys, "plan", SMALL, *WHERE, "--config", "pp=2,microbatch_size=2", "-o", str(second))
+    assert json.loads(trace.read_text())["traceEvents"]
+    code, text, _ = run(capsys, "diff", str(first), str(second))
+    assert code == 0
+    assert "batch 2 ways, ZeRO-1" in text
+    assert max(map(len, text.splitlines())) <= 80
+    for file in (first, second):
+        code, out, _ = run(capsys, "check", str(file), "--cluster", "8xh100-80gb", "--json")
+        assert (code, json.loads(out)["request"]["cluster"]) == (0, "8xh100-80gb")
+    run(capsys, "devices", "add", "tiny", "--tflops", "1", "--bandwidth-gbs", "9", "--memory-gib", "0.0001")
+    code, out, err = run(capsys, "check", str(first), "--cluster", "2xtiny")
+    assert (code, out) == (3, "")
+    assert "memory is the binding limit" in err
+    code, _, err = run(capsys, "check", str(first), "--cluster", "1xh100-80gb")
+    assert code == 2
+    assert "runs on 2 devices" in err
