@@ -190,6 +190,7 @@ def _failure() -> Answer:
 def _perform(index: int, store: Any, task: Task) -> Answer:
     import torch
     import torch.distributed as dist
+    from torch.distributed.tensor import debug
 
     size = str(task.world_size)
     os.environ.update(RANK=str(index), LOCAL_RANK=str(index), WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
@@ -205,3 +206,5 @@ def _perform(index: int, store: Any, task: Task) -> Answer:
         torch.set_default_dtype(torch.float32)
         torch.set_grad_enabled(True)
         dist.destroy_process_group()
+        # DTensor remembers what it has worked out for meshes that look alike, with the groups that are gone now.
+        debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]

@@ -10,7 +10,7 @@ from autopar.graph import OpGraph
 from autopar.plan import PlanRecord
 from autopar.verify import VerifyReport, verify
 from tests.integration.models import example, traced
-from tests.integration.staged import staged
+from tests.integration.staged import one_stage, staged
 from tests.pool import Pool
 
 CELLS: dict[str, tuple[int, tuple[str, ...], tuple[int, ...], str, int]] = {
@@ -44,5 +44,25 @@ def test_pipeline_is_exact(pool: Pool, name: str, cell: str, recompute: str) -> 
     texts = tuple(f"{text},recompute={recompute}" for text in texts)
     record = staged(graph, texts, counts, schedule, microbatches, group_size)
     report = pool.run(group_size * len(texts), check, record, graph, name)[0]
+    assert not report["missing_gradients"]
+    assert report["largest"] < 1e-9, report
+
+
+PLANNED = {
+    "pp 2 x dp 2": "pp=2,dp=2,microbatch_size=2",
+    "pp 2 uneven x dp 2": "pp=2,dp=2,microbatch_size=4,stage_layers=1/3",
+    "pp 2 x tp 2": "pp=2,tp=2,microbatch_size=4",
+    "pp 2 x zero-3 2": "pp=2,dp=2,zero=3,microbatch_size=2,recompute=full",
+    "interleaved 2 x 2 x zero-2 2": "pp=2,virtual_stages=2,dp=2,zero=2,schedule=interleaved,microbatch_size=2",
+    "gpipe x sequence": "pp=2,tp=2,sp=1,schedule=gpipe,microbatch_size=4",
+}
+
+
+@pytest.mark.parametrize("text", PLANNED.values(), ids=PLANNED)
+@pytest.mark.parametrize("name", ["deep gpt", "deep llama", "skips"])
+def test_planned_pipeline_is_exact(pool: Pool, name: str, text: str) -> None:
+    """Pipelines that the planner makes of a written configuration fit together at the cuts, and are exact."""
+    graph = traced(name)
+    report = pool.run(4, check, one_stage(graph, text, 4, 16), graph, name)[0]
     assert not report["missing_gradients"]
     assert report["largest"] < 1e-9, report
