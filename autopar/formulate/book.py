@@ -134,6 +134,12 @@ class StageBook:
     _choices: dict[tuple[int, int], tuple[list[int], Choices]] = field(default_factory=dict)
     _solved: dict[object, StackSolution] = field(default_factory=dict)
 
+    @cached_property
+    def longest_run_s(self) -> float:
+        """Least seconds of a microbatch in the longest run of layers."""
+        chains = self.chains
+        return chains.longest_run_s() / chains.setting.num_microbatches if chains.possible else np.inf
+
     @property
     def ranges(self) -> Ranges:
         """Bounds of all stages."""

@@ -130,10 +130,27 @@ class Chains:
             for around, before, behind in ends
         )
 
-    def bound_tables(self, free: bool = False) -> None:
-        """Make the tables at a coarse ladder of prices, or (`free`) only where bytes cost nothing."""
+    def bound_tables(self) -> None:
+        """Make the tables at a coarse ladder of prices."""
         costs = self._all_costs()
-        self._tables = self._eliminated(costs, self._bounding([0.0] if free else self._ladder(costs)))
+        self._tables = self._eliminated(costs, self._bounding(self._ladder(costs)))
+
+    def longest_run_s(self) -> float:
+        """Least seconds of the longest run alone, whatever it holds: a bound that costs one class's table."""
+        run = max(self.runs, key=lambda r: r.count)
+        space = self._space(run, replace(run.around, passing=()))
+        costs = space_costs(space, run.around, self.setting, self.pricer, self.relayouts)
+        modes = list(self._modes(run.around, space, self._bounding([0.0])))
+        ends = [space.variables[v].layouts for v in (space.entry, space.exit)]
+        nothing = np.zeros((len(ends[0]), len(ends[1])))
+        table = eliminate(label_graph(costs, nothing, run.around, self.setting, modes, self._rates())).table.min(axis=0)
+        least = table.min(axis=2) if space.tied else table
+        ways = np.argwhere(np.isfinite(least))
+        before, behind = self._number(space)
+        choices = _bare([before[e] for e, _ in ways], [behind[x] for _, x in ways])
+        weights = [least[e, x] for e, x in ways]
+        path = cheapest_path(free_problem((Run(run.count, choices),), 1), [np.array(weights)]) if weights else None
+        return np.inf if path is None else float(np.array(weights) @ path.counts[0])
 
     def refined_tables(self) -> None:
         """Tables for columns: at a coarse ladder of prices, then at a fine one around the price of the best bound.
@@ -211,11 +228,14 @@ class Chains:
 
     # --- tables ---------------------------------------------------------------------------------------------------
 
-    def _eliminated(self, costs: Mapping[Surroundings, SpaceCosts], prices: list[Price]) -> list[_RunTables]:
-        rates = ParameterRates(
+    def _rates(self) -> ParameterRates:
+        return ParameterRates(
             self.pricer, self.setting.mesh, self.budget.policy, self.budget.optimizer,
             self.setting.num_microbatches, self._trained_elements(), self.setting.staged,
         )  # fmt: skip
+
+    def _eliminated(self, costs: Mapping[Surroundings, SpaceCosts], prices: list[Price]) -> list[_RunTables]:
+        rates = self._rates()
         tables = {}
         for around, cost in costs.items():
             modes = list(self._modes(around, cost.space, [*prices, self._only_bytes]))

@@ -78,10 +78,18 @@ class PipelineScenario:
 
     def quick_bound_s(self) -> float:
         """A bound from the model's operations alone."""
+        return self._bound_of(self.ideal_s)
+
+    def first_bound_s(self) -> float:
+        """A bound from the longest run of layers alone, at less cost; inf where no plan is legal."""
+        return self._bound_of(self.book.longest_run_s)
+
+    def _bound_of(self, total_s: float) -> float:
+        """What follows from the seconds of a microbatch in all stages together."""
         shape = self.shape
         if self._fixed is not None:
-            return shape.num_microbatches * self.ideal_s / shape.groups
-        return least_step_s(self.ideal_s, shape.num_microbatches, shape.groups)
+            return shape.num_microbatches * total_s / shape.groups
+        return least_step_s(total_s, shape.num_microbatches, shape.groups)
 
     def bound_s(self) -> float:
         """Seconds that no plan of this scenario under the limit can beat; inf where none is legal or small enough."""

@@ -84,6 +84,8 @@ class Pipelines:
         if pins.tensor_axes is None and ways > 1:
             pins = replace(pins, data_axes=frozenset({0}))
         book = self._book(units, [pins] * len(self.graph.layers), mesh, count, groups)
+        if not book.chains.possible:
+            return
         for schedule, chunks in SCHEDULES:
             shape = Shape(schedule, groups, chunks, count)
             legal = not refusal(schedule, set(), set(), shape.stages, count, groups)

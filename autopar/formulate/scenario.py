@@ -63,16 +63,9 @@ class StageScenario:
         chains.forget()  # made anew if the scenario is solved
         return bound
 
-    def free_bound_s(self) -> float:
-        """A bound that looks at bytes only to say whether any plan fits, at less cost; inf where none is legal."""
-        chains, limit = self._chains, self.budget.limit_bytes
-        if not chains.possible:
-            return np.inf
-        chains.bound_tables(free=True)
-        self.least_bytes = chains.least_bytes
-        bound = chains.bound_at((0.0, 1, 1.0)) if limit is None or self.least_bytes <= limit else np.inf
-        chains.forget()
-        return bound
+    def first_bound_s(self) -> float:
+        """A bound from the longest run alone, at less cost; inf where no plan is legal."""
+        return self._chains.longest_run_s() if self._chains.possible else np.inf
 
     def solve(self, cutoff_s: float | None = None) -> SolvedScenario:
         """Price the strategies worth having, and choose for every layer."""
