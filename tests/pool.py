@@ -207,4 +207,4 @@ def _perform(index: int, store: Any, task: Task) -> Answer:
         torch.set_grad_enabled(True)
         dist.destroy_process_group()
         # DTensor remembers what it has worked out for meshes that look alike, with the groups that are gone now.
-        debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+        debug._clear_sharding_prop_cache()
