@@ -37,7 +37,7 @@ SPECS = {
     "gpt": f"gpt:layers=4,{SIZES},tied=0",
     "gpt-40": f"gpt:layers=40,{SIZES},tied=0",
     "tied": f"gpt:layers=2,{SIZES},tied=1",
-    "tied-40": f"gpt:layers=40,{SIZES},tied=1",
+    "tied-20": f"gpt:layers=20,{SIZES},tied=1",
     "llama": f"llama:layers=2,kv_heads=4,{SIZES}",
 }
 
@@ -47,9 +47,9 @@ class Mlp(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Linear(256, 4096)
-        self.second = nn.Linear(4096, 4096)
-        self.last = nn.Linear(4096, 128)
+        self.first = nn.Linear(256, 1024)
+        self.second = nn.Linear(1024, 1024)
+        self.last = nn.Linear(1024, 128)
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         hidden = torch.relu(self.first(x))

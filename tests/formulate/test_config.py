@@ -1,0 +1,186 @@
+"""Hand-written plans: what is read, what is refused, and what the layers then do."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from autopar.errors import ConfigError
+from autopar.formulate.config import ManualConfig, layer_ranges, parse_constraints
+from autopar.plan import PlanRecord
+from autopar.shard.program import Program, Relayout
+from tests.formulate.cases import planner, traced
+from tests.formulate.plans import estimate_of, matrix_ways, programs_of, sizes_of, strategies_of, ways
+
+
+def mistakes_of(text: str) -> tuple[str, ...]:
+    """Everything that is wrong with a configuration's text."""
+    with pytest.raises(ConfigError) as caught:
+        ManualConfig.parse(text)
+    return caught.value.mistakes
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_written_is_read() -> None:
+    """Keys of every kind come back as given, the others have their defaults."""
+    config = ManualConfig.parse("dp=4, tp=2,sp=1,zero=3,recompute=full:2,layers=0-1:tp=4+zero=0;3:recompute=full")
+    assert (config.dp, config.tp, config.sp, config.zero, config.recompute) == (4, 2, 1, 3, "full:2")
+    assert layer_ranges(config.layers) == [(0, 1, {"tp": 4, "zero": 0}), (3, 3, {"recompute": "full"})]
+    assert ManualConfig.parse("") == ManualConfig()
+
+
+def test_every_mistake_is_listed() -> None:
+    """Unknown keys and bad values of a text are all named, with the value and what is allowed."""
+    found = mistakes_of("dp=0,tpp=2,zero=5,recompute=some,layers=0-1:pp=2,microbatch_size=x")
+    assert len(found) == 6
+    for part in ("tpp", "dp=0", "zero=5", "recompute=some", "layers=0-1:pp=2", "microbatch_size=x"):
+        (mistake,) = [m for m in found if part in m]
+        assert "give" in mistake or "allowed" in mistake
+
+
+def test_every_misfit_is_listed() -> None:
+    """What doesn't fit the cluster and the batch is said at once, with the product and the numbers in it."""
+    with pytest.raises(ConfigError) as caught:
+        ManualConfig(dp=3, tp=2, ep=4, microbatch_size=5).fit(4, 8)
+    text = "\n".join(caught.value.mistakes)
+    assert len(caught.value.mistakes) == 3
+    assert "3*2*1*1 = 6" in text
+    assert "ep=4" in text
+    assert "3*5 = 15" in text
+    with pytest.raises(ConfigError, match="devices=8: the cluster has 4"):
+        ManualConfig(devices=8, dp=8).fit(4, 8)
+
+
+def test_unsupported_keys_are_refused_together() -> None:
+    """Keys that can't be planned yet are refused by name, all at once."""
+    with pytest.raises(ConfigError) as caught:
+        planner("gpt").estimate(ManualConfig.parse("cp=2,offload=optimizer,recompute=selective"))
+    assert [m.partition("=")[0] for m in caught.value.mistakes] == ["cp", "offload", "recompute"]
+
+
+def test_every_bad_constraint_is_listed() -> None:
+    """Constraints that are not understood are all named; good ones are read."""
+    with pytest.raises(ConfigError) as caught:
+        parse_constraints(["zero=7", "exclude=dp", "*.mlp:zero=1", "colour=red", "tp=2"])
+    assert len(caught.value.mistakes) == 4
+    first, second = parse_constraints(["*.mlp:replicate", "tp=2"])
+    assert (first.pattern, first.key, second.key, second.value) == ("*.mlp", "replicate", "tp", "2")
+    assert first.covers("blocks.0.mlp.up_proj")
+    assert not first.covers("blocks.0.attn")
+
+
+# --- Megatron -------------------------------------------------------------------------------------------------------
+
+
+def activation_moves(program: Program, batch: int) -> tuple[Counter[tuple[str, int]], Counter[tuple[str, int]]]:
+    """Collectives that move activations, forward and backward: kind and elements of the full local buffer."""
+    forward: Counter[tuple[str, int]] = Counter()
+    backward: Counter[tuple[str, int]] = Counter()
+    for step in program.steps:
+        if isinstance(step, Relayout) and program.values[step.source].batch_dim is not None:
+            size = program.values[step.source].bytes_at(batch) // 2 // ways(program, step.source, 0)
+            forward.update((m.kind, size) for m in step.forward if m.kind != "divide")
+            backward.update((m.kind, size) for m in step.backward if m.kind != "divide")
+    return forward, backward
+
+
+@pytest.mark.parametrize("text", ["tp=2", "dp=2,tp=2", "dp=2,tp=2,zero=3,recompute=full", "tp=4,microbatch_size=4"])
+@pytest.mark.parametrize("model", ["gpt", "llama"])
+def test_tensor_parallelism_is_megatrons(model: str, text: str) -> None:
+    """A block all-reduces batch x sequence x width elements twice forward and twice backward, and nothing else."""
+    record = estimate_of(model, cluster_for(text), text)
+    for program in block_programs(record, model):
+        size = record.microbatch_size * 256 * 512
+        assert activation_moves(program, record.global_microbatch) == (
+            Counter({("all_reduce", size): 2}),
+            Counter({("all_reduce", size): 2}),
+        )
+        assert_column_then_row(program, ManualConfig.parse(text).tp)
+
+
+@pytest.mark.parametrize("text", ["tp=2,sp=1", "dp=2,tp=2,sp=1,zero=1"])
+@pytest.mark.parametrize("model", ["gpt", "llama"])
+def test_sequence_parallelism_is_megatrons(model: str, text: str) -> None:
+    """With sequence parallelism each all-reduce is an all-gather before and a reduce-scatter behind."""
+    record = estimate_of(model, cluster_for(text), text)
+    for program in block_programs(record, model):
+        size = record.microbatch_size * 256 * 512
+        both = Counter({("all_gather", size): 2, ("reduce_scatter", size): 2})
+        assert activation_moves(program, record.global_microbatch) == (both, both)
+        assert_column_then_row(program, 2)
+
+
+def assert_column_then_row(program: Program, degree: int) -> None:
+    """What leads into attention and feed-forward is split by rows of its weight (its columns), what leads out by the
+    other dim, and norms and biases of the way out are whole."""
+    for name in program.params:
+        outwards = "o_proj" in name or "down_proj" in name
+        if len(program.values[name].shape) == 2:
+            assert ways(program, name, 1 if outwards else 0) == ways(program, name) == degree
+        else:
+            assert ways(program, name) == (1 if outwards or "norm" in name else degree)
+
+
+def cluster_for(text: str) -> str:
+    """A node of just the devices a configuration uses."""
+    config = ManualConfig.parse(text)
+    return f"{config.dp * config.tp}xa100-80gb"
+
+
+def block_programs(record: PlanRecord, model: str) -> list[Program]:
+    """Programs of the transformer blocks."""
+    named = zip(traced(model).layers, programs_of(record, model), strict=True)
+    return [program for layer, program in named if layer.name.startswith("blocks.")]
+
+
+# --- other keys -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_zero_shards_what_it_says(zero: int) -> None:
+    """Over two data ranks each level halves one kind of state more, by the closed forms of bf16 with fp32 masters."""
+    record = estimate_of("gpt", "2xa100-80gb", f"dp=2,zero={zero},microbatch_size=1")
+    n, memory = record.num_params, record.memory_by_category
+    copies = 2 * n if zero < 3 else 0
+    stored = 4 * n if zero == 0 else 2 * n
+    assert {s.zero for s in strategies_of(record)} == {zero}
+    assert memory["parameters"] == pytest.approx(copies + stored, rel=0.01)
+    assert memory["optimizer"] == pytest.approx(8 * n if zero == 0 else 4 * n, rel=0.01)
+    assert memory["gradients"] == pytest.approx(4 * n if zero < 2 else 2 * n, rel=0.01)
+
+
+@pytest.mark.parametrize(("text", "full"), [("none", 0), ("full", 4), ("full:3", 3)])
+def test_recomputation_of_the_last_blocks(text: str, full: int) -> None:
+    """`full` recomputes all blocks, `full:N` the last N of them, and nothing outside the blocks."""
+    record = estimate_of("gpt", "2xa100-80gb", f"dp=2,recompute={text}")
+    chosen = [s.recompute == "full" for s in strategies_of(record)]
+    assert chosen == [False] + [False] * (4 - full) + [True] * full + [False]
+
+
+def test_layers_have_their_own_strategies() -> None:
+    """`layers=` gives ranges of blocks their own tensor degree, ZeRO level and recomputation; the rest keep theirs."""
+    text = "dp=2,tp=2,zero=1,microbatch_size=2,layers=0:tp=4+zero=0;2-3:tp=1+zero=3+recompute=full"
+    record = estimate_of("gpt", "4xa100-80gb", text)
+    blocks, programs = strategies_of(record)[1:-1], block_programs(record, "gpt")
+    assert [matrix_ways(p) for p in programs] == [{4}, {2}, {1}, {1}]
+    assert [ways_in(s.entry, sizes_of(record)) for s in blocks] == [1, 2, 4, 4]
+    assert [s.zero for s in blocks] == [0, 1, 3, 3]
+    assert [s.recompute for s in blocks] == ["none", "none", "full", "full"]
+
+
+def ways_in(entry: tuple[int, ...], sizes: tuple[int, ...]) -> int:
+    """Into how many parts the batch is split in front of a layer."""
+    found = 1
+    for placement, size in zip(entry, sizes, strict=True):
+        found *= size if placement == 0 else 1
+    return found
+
+
+def test_layers_that_split_the_batch_too_far_are_refused() -> None:
+    """A block that needs more batch ways than a microbatch has samples is refused with a size that does."""
+    with pytest.raises(ConfigError, match="give microbatch_size=2 or more"):
+        estimate_of("gpt", "4xa100-80gb", "dp=2,tp=2,layers=0:tp=1")
+    assert estimate_of("gpt", "4xa100-80gb", "dp=2,tp=2,microbatch_size=2,layers=0:tp=1").step_time_s > 0

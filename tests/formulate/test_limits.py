@@ -1,0 +1,47 @@
+"""Memory limits: obeyed, costly, and named when nothing fits."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+import pytest
+
+from autopar.api import parse_bytes
+from autopar.errors import InfeasibleError
+from tests.formulate.cases import planner
+from tests.formulate.plans import BATCHES, ONE_STAGE, plan_of
+
+MODELS = ["mlp", "gpt"]
+LADDER = (1.0, 0.8, 0.65)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_less_memory_is_never_faster(model: str) -> None:
+    """As the limit shrinks, plans hold at most the limit and get slower."""
+    free = plan_of(model)
+    plans = [free]
+    for share in LADDER:
+        limit = int(free.peak_tensor_bytes * share)
+        plans.append(plan_of(model, "2xa100-80gb", limit))
+        assert plans[-1].peak_tensor_bytes <= limit
+        assert plans[-1].feasible
+    assert len(plans) == 1 + len(LADDER)
+    assert all(a.step_time_s <= b.step_time_s * (1 + 1e-9) for a, b in pairwise(plans))
+    assert plans[-1].step_time_s > free.step_time_s
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_infeasible_names_a_limit_that_works(model: str) -> None:
+    """With too little memory the error names memory, the limit and a size that does when given as the limit."""
+    too_little = 10 << 20
+    with pytest.raises(InfeasibleError) as caught:
+        planner(model, batch=BATCHES.get(model, 8), limit_bytes=too_little, constraints=ONE_STAGE).plan()
+    text = str(caught.value)
+    assert "memory" in text
+    assert "the limit is 10.00 MiB" in text
+    found = re.search(r"a memory limit of ([\d.]+ \w+)", text)
+    assert found is not None, text
+    enough = parse_bytes(found.group(1))
+    assert enough is not None
+    assert plan_of(model, "2xa100-80gb", enough).peak_tensor_bytes <= enough

@@ -1,0 +1,40 @@
+"""Depth costs nothing, and parameters shared between layers are kept in one way."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+
+from autopar.formulate.scenario import StageScenario
+from tests.formulate.cases import planner, traced
+from tests.formulate.plans import ONE_STAGE, plan_of, programs_of, runs_of, strategies_of
+
+
+@pytest.mark.parametrize(("short", "deep"), [("gpt", "gpt-40"), ("tied", "tied-20")])
+def test_depth_adds_no_choices(short: str, deep: str) -> None:
+    """Models of few and of many blocks have equally many runs, choices and programs; only the counts differ."""
+    sizes = []
+    for model in (short, deep):
+        (scenario, *_) = planner(model, constraints=ONE_STAGE)._scenarios(None, 1 << 33)
+        assert isinstance(scenario, StageScenario)
+        solved = scenario.solve()
+        sizes.append([len(columns) for columns in solved.columns])
+        assert [run.count for run in runs_of(model)][1] == len(traced(model).layers) - 2
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize(("model", "share"), [("tied", 1.0), ("tied", 0.65)])
+def test_tied_parameters_are_kept_in_one_way(model: str, share: float) -> None:
+    """All layers that use a parameter store it in one layout, at one ZeRO level over the same axes."""
+    free = plan_of(model)
+    record = plan_of(model, "2xa100-80gb", int(free.peak_tensor_bytes * share))
+    graph, found = traced(model), defaultdict(set)
+    layers = zip(graph.layers, graph.cuts, strategies_of(record), programs_of(record, model), strict=False)
+    for layer, cut, strategy, program in layers:
+        axes = strategy.data_axes(graph.values[cut.main].batch_dim) if strategy.zero else ()
+        for name, local in zip(layer.params, graph.classes[layer.class_index].params, strict=True):
+            found[name].add((program.layouts[local], strategy.zero, axes))
+    shared = [name for name in found if sum(name in layer.params for layer in graph.layers) > 1]
+    assert shared == ["embed.weight"]
+    assert all(len(found[name]) == 1 for name in shared)
