@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autopar.trace import marker
+from autopar.trace.failure import is_own_bug, reason_of
 from autopar.trace.loss import Root
 from autopar.trace.nested import flatten
 from autopar.trace.torch_private import as_if_exporting, storage_id
@@ -57,19 +58,21 @@ def _shape_key(module: nn.Module) -> tuple[Any, ...]:
     return (type(module), *((name, tuple(p.shape), p.dtype) for name, p in parameters))
 
 
-def find(root: Root, tensors: tuple[Tensor, ...]) -> list[Block]:
+def find(root: Root, tensors: tuple[Tensor, ...]) -> tuple[list[Block], str]:
     """Run `root` once on meta `tensors` and sort its repeated blocks into kinds.
 
-    Blocks called other than once are left out (they are not places in a chain). A model that can't be run under the
-    recorder has no blocks: it is then traced whole.
+    Blocks called other than once are left out (they are not places in a chain). Of a model that can't be run under the
+    recorder no blocks are known; the text then says why, and it is traced whole.
     """
     candidates = repeated(root.model)
     recordings: dict[str, _Recording] = {}
     if candidates:
         try:
             recordings = _record(root, candidates, tensors)
-        except Exception:  # whatever is wrong with the model, tracing it whole says so with the right place
-            return []
+        except Exception as error:  # whatever is wrong with the model, tracing it whole says so with the right place
+            if is_own_bug(error):
+                raise
+            return [], f"equal blocks could not be told ({reason_of(error)}): each is traced"
     kinds: dict[tuple[Any, ...], int] = {}
     blocks = []
     for path, recording in recordings.items():
@@ -79,7 +82,7 @@ def find(root: Root, tensors: tuple[Tensor, ...]) -> list[Block]:
         first = signature not in kinds
         kind = kinds.setdefault(signature, marker.new_kind() if first else -1)
         blocks.append(Block(path, kind, first, recording.build))
-    return blocks
+    return blocks, ""
 
 
 def install(root: Root, blocks: list[Block]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,8 +14,8 @@ from autopar.trace import blocks as blocks_
 from autopar.trace import marker
 from autopar.trace.attention import without_fused_dropout
 from autopar.trace.canonical import explicit_sizes, functional, without_dead_code, without_no_ops
-from autopar.trace.convert import Converter, spec_of
-from autopar.trace.failure import trace_error
+from autopar.trace.convert import Converter, NotLinearError, spec_of
+from autopar.trace.failure import is_own_bug, reason_of, trace_error
 from autopar.trace.flat import BUFFER, INPUT, PARAM, Flat
 from autopar.trace.inputs import BoundInputs, ExampleInputs, bind
 from autopar.trace.layers import cut_into_layers
@@ -83,23 +84,30 @@ def _first_that_works(
     attempts = [_Attempt(True, True), _Attempt(True, False), _Attempt(False, True), _Attempt(False, False)]
     if inputs.batch is None:
         attempts = attempts[2:]
-    error: Exception | None = None
+    errors: dict[_Attempt, Exception] = {}
     for attempt in attempts:
         try:
             captured = _capture(model, inputs, dtype, loss_fn, attempt)
         except (TraceError, ConfigError):
             raise
-        except Exception as failed:  # torch.export raises many kinds; the first says most
-            error = error or failed
+        except Exception as failed:  # torch.export raises many kinds
+            if is_own_bug(failed) and not isinstance(failed, NotLinearError):
+                raise
+            errors[attempt] = failed
             continue
-        notes = () if attempt.symbolic or inputs.batch is None else (_fixed_batch(inputs, error),)
-        return replace(captured, assumptions=notes)
-    raise trace_error(model, error) from error
+        return replace(captured, assumptions=(*captured.assumptions, *_fallbacks(inputs, attempt, errors)))
+    first = errors[attempts[0]]  # it says most
+    raise trace_error(model, first) from first
 
 
-def _fixed_batch(inputs: BoundInputs, error: Exception | None) -> str:
-    reason = str(error).strip().splitlines()[0] if error and str(error).strip() else type(error).__name__
-    return f"the batch could not be symbolic ({reason[:200]}): traced at batch {inputs.batch} only"
+def _fallbacks(inputs: BoundInputs, used: _Attempt, errors: dict[_Attempt, Exception]) -> Iterator[str]:
+    """What was given up because other attempts failed."""
+    if not used.symbolic and inputs.batch is not None:
+        reason = reason_of(next(iter(errors.values())))
+        yield f"the batch could not be symbolic ({reason}): traced at batch {inputs.batch} only"
+    if not used.grouped:
+        reason = reason_of(errors[_Attempt(used.symbolic, True)])
+        yield f"equal blocks could not be traced once for all ({reason}): each is traced"
 
 
 def _capture(
@@ -112,12 +120,12 @@ def _capture(
     names = _canonical_names(root.model)
     params = {n: replace(spec_of(p), requires_grad=p.requires_grad) for n, p in root.model.named_parameters()}
     buffers = {n: spec_of(b) for n, b in root.model.named_buffers()}
-    blocks = blocks_.find(root, inputs.on_meta(batch, dtype)) if attempt.grouped else []
+    blocks, note = blocks_.find(root, inputs.on_meta(batch, dtype)) if attempt.grouped else ([], "")
     try:
         blocks_.install(root, blocks)
         program = _export(root, tensors, inputs, attempt.symbolic)
         converter = Converter(program, inputs.names, names, blocks)
-        return _Captured(root, converter, names, params, buffers)
+        return _Captured(root, converter, names, params, buffers, (note,) if note else ())
     finally:
         for block in blocks:
             marker.forget(block.kind)

@@ -12,6 +12,8 @@ from torch import nn
 from autopar.errors import TraceError
 from autopar.trace.loss import Root
 
+_RUNS_THE_MODEL = ("loss.py", "dims.py")
+"""Files of this folder in which errors of models show: they call the model and its loss, or are models."""
 _TORCH = str(Path(torch.__file__).parent)
 
 
@@ -29,6 +31,19 @@ def trace_error(model: nn.Module, error: BaseException | None) -> TraceError:
         f"{where}: can't be traced ({kind}: {reason}). "
         "Make forward free of branches and sizes that depend on tensor values, or mend the line named."
     )
+
+
+def is_own_bug(error: BaseException) -> bool:
+    """Whether `error` was raised by the code of this folder itself, not by torch or by the model it traces."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    file = Path(frames[-1].f_code.co_filename) if frames else Path()
+    return file.parent == Path(__file__).parent and file.name not in _RUNS_THE_MODEL
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of what an error says, or its kind."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__
 
 
 def _in_library(frame: FrameType) -> bool:
