@@ -187,14 +187,23 @@ class Planner:
                 f"constraints {list(self.request.constraints)}; drop one."
             )
         leanest = sorted(scenarios, key=lambda s: s.least_bytes)[:LEANEST_TRIED]
-        least = min((s.enough_bytes() for s in leanest), default=inf)
+        found = [(s.enough_bytes(), i) for i, s in enumerate(leanest)]
+        least, place = min(found, default=(inf, 0))
         if least == inf:
             return f"no legal plan on {self.used_devices} devices; {answer.knob}"
         return (
             f"memory is the binding limit: every plan on {self.used_devices} x {self.cluster.device.name} "
-            f"needs about {_size(least)} of tensors a device, the limit is {_size(self.limit_bytes)}. "
+            f"needs about {_size(least)} of tensors a device{_where(leanest[place])}, the limit is "
+            f"{_size(self.limit_bytes)}. "
             f"The smallest change that would do: a memory limit of {_size(least)}, or more devices."
         )
+
+
+def _where(scenario: AnyScenario) -> str:
+    """Which stage of the leanest plan needs most."""
+    if isinstance(scenario, StageScenario):
+        return ""
+    return f" (stage {scenario.tightest()[1]} of {scenario.name} binds)"
 
 
 def _size(size_bytes: float) -> str:
