@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from autopar.errors import ConfigError
 from autopar.formulate.config import Constraint, ManualConfig
 from autopar.formulate.mesh import inner_axes
-from autopar.graph import REPLICATE, LayerClass, Layout, Op, TensorSpec
+from autopar.graph import REPLICATE, LayerClass, Layout, Op, OpGraph, TensorSpec
 from autopar.plan import MeshAxis
 from autopar.shard.rules import OpRule
 
@@ -18,9 +18,9 @@ ZERO = (0, 1, 2, 3)
 
 @dataclass(frozen=True)
 class ModulePin:
-    """A constraint on the modules of some names: which axes split their weights; None = none does."""
+    """A constraint on some modules of a layer: its ops by name, which axes split their weights; None = none does."""
 
-    constraint: Constraint
+    ops: frozenset[str]
     tensor_axes: frozenset[int] | None
 
 
@@ -31,7 +31,7 @@ class Pins:
     `tensor_axes`: axes that must split something other than the batch, all others split the batch; None = every axis is
     free but `data_axes`, which must split the batch. `sequence`: 1 = the tensor axes split the sequence between blocks,
     0 = they don't split it anywhere, None = free. `zero`, `recompute`: what may be chosen. `modules`: constraints on
-    modules by name.
+    some modules.
     """
 
     tensor_axes: frozenset[int] | None = None
@@ -76,7 +76,7 @@ class Pins:
         if self.tensor_axes is not None:
             roles = ["tensor" if i in self.tensor_axes else "batch" for i in range(axes)]
         for pin in self.modules:
-            if pin.constraint.covers(op.module):
+            if op.name in pin.ops:
                 if pin.tensor_axes is None:
                     roles = ["replicate" if r in ("tensor", "free") else r for r in roles]
                 else:
@@ -127,8 +127,10 @@ def pins_of(config: ManualConfig, block: int | None, mesh: tuple[MeshAxis, ...],
     )
 
 
-def pins_of_constraints(constraints: tuple[Constraint, ...], mesh: tuple[MeshAxis, ...]) -> Pins | None:
-    """Pins of every layer under search constraints; None when this mesh can't satisfy them."""
+def pins_of_constraints(
+    constraints: tuple[Constraint, ...], mesh: tuple[MeshAxis, ...], graph: OpGraph
+) -> list[Pins] | None:
+    """Pins of each layer under search constraints; None when this mesh can't satisfy them."""
     pinned = {c.key: c.value for c in constraints if not c.pattern and c.key != "exclude"}
     excluded = {c.value for c in constraints if c.key == "exclude"}
     devices = prod(axis.size for axis in mesh)
@@ -144,13 +146,35 @@ def pins_of_constraints(constraints: tuple[Constraint, ...], mesh: tuple[MeshAxi
     recompute = (pinned["recompute"].split(":")[0],) if "recompute" in pinned else RECOMPUTE
     if "recompute" in excluded:
         recompute = ("none",)
-    return Pins(
-        tensor_axes=axes[degrees.pop()] if degrees else None,
-        sequence=sequence,
-        zero=zero,
-        recompute=recompute,
-        modules=tuple(ModulePin(c, None if degree is None else axes[degree]) for c, degree in modules.items()),
+    pins = Pins(axes[degrees.pop()] if degrees else None, sequence=sequence, zero=zero, recompute=recompute)
+    return [
+        replace(
+            pins,
+            modules=tuple(
+                ModulePin(ops, None if degree is None else axes[degree])
+                for c, degree in modules.items()
+                if (ops := covered_ops(c, graph, index))
+            ),
+        )
+        for index in range(len(graph.layers))
+    ]
+
+
+def covered_ops(constraint: Constraint, graph: OpGraph, index: int) -> frozenset[str]:
+    """Ops of layer `index` in modules that the constraint names.
+
+    A class knows the modules of the first layer it was seen in: those of other layers have the layer's own path.
+    """
+    layer = graph.layers[index]
+    seen = next(x.name for x in graph.layers if x.class_index == layer.class_index)
+    return frozenset(
+        op.name for op in graph.classes[layer.class_index].ops if constraint.covers(_moved(op.module, seen, layer.name))
     )
+
+
+def _moved(module: str, seen: str, here: str) -> str:
+    inside = module == seen or module.startswith(f"{seen}.")
+    return here + module.removeprefix(seen) if inside else module
 
 
 def _inner_axes(mesh: tuple[MeshAxis, ...], degree: int) -> frozenset[int] | None:

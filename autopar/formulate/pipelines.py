@@ -78,12 +78,12 @@ class Pipelines:
         count: int,
         constraints: Sequence[Constraint],
     ) -> Iterator[PipelineScenario]:
-        pins = pins_of_constraints(tuple(constraints), mesh)
+        pins = pins_of_constraints(tuple(constraints), mesh, self.graph)
         if pins is None:
             return
-        if pins.tensor_axes is None and ways > 1:
-            pins = replace(pins, data_axes=frozenset({0}))
-        book = self._book(units, [pins] * len(self.graph.layers), mesh, count, groups)
+        if ways > 1:
+            pins = [replace(p, data_axes=frozenset({0})) if p.tensor_axes is None else p for p in pins]
+        book = self._book(units, pins, mesh, count, groups)
         if not book.chains.possible:
             return
         for schedule, chunks in SCHEDULES:

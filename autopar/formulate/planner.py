@@ -18,7 +18,7 @@ from autopar.formulate.chains import Spaces
 from autopar.formulate.config import Constraint, ManualConfig, parse_constraints
 from autopar.formulate.kinds import kind_of
 from autopar.formulate.mesh import config_mesh, search_meshes
-from autopar.formulate.pins import Pins, pins_of, pins_of_constraints
+from autopar.formulate.pins import Pins, covered_ops, pins_of, pins_of_constraints
 from autopar.formulate.pipeline import PipelineScenario, SolvedPipeline
 from autopar.formulate.pipelines import Pipelines
 from autopar.formulate.runs import layer_runs
@@ -95,16 +95,17 @@ class Planner:
             yield self._configured(config, limit)
             return
         constraints = parse_constraints(list(self.request.constraints))
+        _refuse_unmatched(constraints, self.graph)
         budget = Budget(limit, self.request.policy, self.request.optimizer)
         spaces: Spaces = {}
         one_stage = all(c.key != "pp" or c.value == "1" for c in constraints)
         for mesh in search_meshes(self.cluster, self.used_devices) if one_stage else ():
-            pins = pins_of_constraints(constraints, mesh)
+            pins = pins_of_constraints(constraints, mesh, self.graph)
             if pins is None:
                 continue
             relayouts = RelayoutPrices(self.pricer, mesh)
-            for last, count in self._microbatch_counts(mesh, pins, constraints):
-                runs = layer_runs(self.graph, [*[pins] * (len(self.graph.layers) - 1), last])
+            for last, count in self._microbatch_counts(mesh, pins[-1], constraints):
+                runs = layer_runs(self.graph, [*pins[:-1], last])
                 setting = Setting(mesh, self.request.global_batch // count, count)
                 yield StageScenario(runs, setting, self.pricer, budget, relayouts, spaces)
         yield from self._pipelines(limit).searched(self.used_devices, constraints)
@@ -225,6 +226,19 @@ def _as_engine_scenario(scenario: AnyScenario) -> Scenario[Solved]:
             others=lambda cutoff_s: [(s.solution.objective_s, s) for s in scenario.families(cutoff_s)],
         )  # fmt: skip
     return Scenario(scenario.name, scenario.bound_s, solve, scenario.quick_bound_s(), scenario.first_bound_s)
+
+
+def _refuse_unmatched(constraints: Sequence[Constraint], graph: OpGraph) -> None:
+    """Say which patterns name no module that computes anything."""
+    layers = range(len(graph.layers))
+    mistakes = [
+        f"constraint {c.pattern}:{c.key}: no module of the model has such a name; its layers are "
+        f"{', '.join(layer.name for layer in graph.layers[:4])}, ..."
+        for c in constraints
+        if c.pattern and not any(covered_ops(c, graph, i) for i in layers)
+    ]
+    if mistakes:
+        raise ConfigError(*mistakes)
 
 
 def _refuse_unsupported(config: ManualConfig) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autopar.errors import InfeasibleError
+from autopar.errors import ConfigError, InfeasibleError
 from autopar.graph import REPLICATE
 from autopar.plan import PlanRecord
 from autopar.shard.program import Program
@@ -77,6 +77,14 @@ def test_modules_are_replicated_by_pattern() -> None:
     assert [matrix_ways(p, "mlp") for p in block_programs("tp=2")] == [{2}] * 4
     assert [matrix_ways(p, "mlp") for p in kept] == [{1}] * 4
     assert [matrix_ways(p, "attn") for p in kept] == [{2}] * 4
+
+
+def test_patterns_know_equal_blocks_apart() -> None:
+    """A pattern that names one block leaves the others as they are; one that names nothing is refused."""
+    kept = block_programs("tp=2", "blocks.1.mlp:replicate")
+    assert [matrix_ways(p, "mlp") for p in kept] == [{2}, {1}, {2}, {2}]
+    with pytest.raises(ConfigError, match="mpl"):
+        planner("gpt", constraints=("*.mpl:replicate",)).plan()
 
 
 def test_module_degree_by_pattern() -> None:
