@@ -1,6 +1,6 @@
 """CPU seconds and memory of planning large models offline: trace to plan, one process each.
 
-    python -m benchmarks.search_time
+python -m benchmarks.search_time
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ def test_all_partitions_in_order(stages: int, units: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     shape = (stages, units + 1, units + 1)
     legal = np.triu(np.ones(shape[1:]), 1).astype(bool) & (rng.random(shape) < 0.8)
-    spans = np.where(legal, rng.integers(0, 4, shape).astype(float), np.inf)
-    loads = spans + rng.integers(0, 9, shape)
+    spans: Floats = np.where(legal, rng.integers(0, 4, shape).astype(np.float64), np.inf)
+    loads: Floats = spans + rng.integers(0, 9, shape).astype(np.float64)
     wanted = [(0, *inner, units) for inner in combinations(range(1, units), stages - 1)] if stages <= units else []
     bounds = {cuts: b for cuts in wanted if np.isfinite(b := _bound(loads, spans, cuts))}
     found = list(partitions(loads, spans))

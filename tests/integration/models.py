@@ -75,7 +75,11 @@ class ConvNet(nn.Module):
 
     def __init__(self, norm: str) -> None:
         super().__init__()
-        norms = {"batch": nn.BatchNorm2d, "group": lambda n: nn.GroupNorm(2, n), "none": lambda _: nn.Identity()}
+        norms: dict[str, Callable[[int], nn.Module]] = {
+            "batch": nn.BatchNorm2d,
+            "group": lambda n: nn.GroupNorm(2, n),
+            "none": lambda _: nn.Identity(),
+        }
         self.features = nn.Sequential(
             nn.Conv2d(4, 8, 3, padding=1), norms[norm](8), nn.ReLU(), nn.MaxPool2d(2),
             nn.Conv2d(8, 16, 3, stride=2, bias=False), norms[norm](16), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
@@ -96,8 +100,9 @@ def _bert(name: str) -> tuple[nn.Module, dict[str, Any]]:
 
     config = transformers.BertConfig(
         vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
-        max_position_embeddings=16, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_labels=4,
+        max_position_embeddings=16, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
+    config.num_labels = 4
     ids, ones = torch.zeros(2, 8, dtype=torch.long), torch.ones(2, 8, dtype=torch.long)
     labels = ids if name == "BertForMaskedLM" else torch.zeros(2, dtype=torch.long)
     inputs = {"input_ids": ids, "attention_mask": ones, "token_type_ids": ids.clone(), "labels": labels.clone()}
@@ -109,8 +114,9 @@ def _vit() -> tuple[nn.Module, dict[str, Any]]:
 
     config = transformers.ViTConfig(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, image_size=16, patch_size=4,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_labels=4,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
+    config.num_labels = 4
     images = torch.zeros(2, 3, 16, 16)
     return transformers.ViTForImageClassification(config), {
         "pixel_values": images,

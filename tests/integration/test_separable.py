@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 import autopar
 from autopar.cluster import load_cluster
@@ -52,7 +53,8 @@ class Model(nn.Module):
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         hidden = self.middle(self.first(x))
         if self.name == "experts":
-            return LOSSES[self.name](self.last(hidden[0]), labels) + 0.1 * hidden[1]
+            loss: Tensor = LOSSES[self.name](self.last(hidden[0]), labels) + 0.1 * hidden[1]
+            return loss
         return LOSSES[self.name](self.last(hidden), labels)
 
 
@@ -104,16 +106,22 @@ def planned(name: str, config: str | None) -> PlanRecord:
     return replace(record, fingerprint=replace(record.fingerprint, device=here))
 
 
+def gradient_of(parameter: nn.Parameter) -> Tensor:
+    """The whole gradient of a parameter."""
+    assert isinstance(parameter.grad, DTensor)
+    return parameter.grad.full_tensor()
+
+
 def faults(name: str, record: PlanRecord) -> list[str]:
     """On a rank: what a step computes otherwise than the model does on one device."""
     model, whole = model_of(name), batch()
     pm = autopar.optimize(model, whole, plan=record)
-    ways, rank = pm.data_parallel_size, pm.data_parallel_rank
+    ways, rank = pm.data_parallel_size, pm.data_parallel_rank or 0
     loss = pm.train_step(**{k: v.chunk(ways)[rank] for k, v in whole.items()})
     true_loss = model(**whole)
     true_loss.backward()
     found = {"loss": (loss, true_loss)}
-    found |= {n: (pm.get_parameter(n).grad.full_tensor(), p.grad) for n, p in model.named_parameters()}
+    found |= {n: (gradient_of(pm.get_parameter(n)), p.grad) for n, p in model.named_parameters()}
     found |= {n: (pm.get_buffer(n), b) for n, b in model.named_buffers()}
     return [n for n, (ours, theirs) in found.items() if not torch.allclose(ours, theirs, 1e-9, 1e-12)]
 

@@ -16,8 +16,9 @@ from autopar.shard.program import Call, Program
 from autopar.shard.relayout import gradient_layout
 from autopar.shard.rules import assignments, inner_collectives, inner_collectives_backward, rule_for
 from tests.pool import Pool
-from tests.shard.interpreter import Mesh, run, run_whole
-from tests.shard.test_kernels import layer_of, make_op, spec
+from tests.shard.interpreter import Mesh, make_op, run, run_whole
+from tests.shard.test_kernels import layer_of
+from tests.shard.transformer import spec
 
 BATCH, CHANNELS = 8, 4
 UPDATE, PLAIN = "aten._native_batch_norm_legit_functional.default", "aten.batch_norm.default"
@@ -99,7 +100,9 @@ def differing(layer: LayerClass, mesh: Mesh, factors: tuple[str, ...], whole: di
     for n, leaf in true_leaves.items():
         if leaf.grad is not None:
             wanted[f"gradient of {n}"] = leaf.grad
-            found[f"gradient of {n}"] = mesh.whole(leaves[n].grad, gradient_layout(program.layouts[n]))
+            gradient = leaves[n].grad
+            assert gradient is not None
+            found[f"gradient of {n}"] = mesh.whole(gradient, gradient_layout(program.layouts[n]))
     return [n for n in wanted if not torch.allclose(found[n], wanted[n], 1e-11, 1e-11)]
 
 
