@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from math import inf, prod
 from typing import TypeAlias, TypeVar
 
 from autopar.cost.work import is_heavy, tensor_arguments
@@ -13,7 +14,10 @@ HEAVY_LIMIT = 300
 """Most shapes of heavy ops (products, attention, losses, embeddings, norms) that are timed one by one."""
 
 POINTS = 4
-"""Sizes of a kind at which light ops are timed; of heavy ones beyond the limit."""
+"""Sizes of a kind at which heavy ops beyond the limit are timed at least."""
+
+SIZES_RATIO, ENDS_RATIO = 3.0, 1.2
+"""Ratio of sizes (elements) from which a light op is timed anew, between known sizes and outside of them."""
 
 LONGEST_S = 0.2
 """Ops predicted to take longer are not timed, but priced on the curve of their kind."""
@@ -47,8 +51,8 @@ def grouped(keys: Sequence[Key], by: Callable[[Key], Kind]) -> dict[Kind, list[i
 def ops_to_time(keys: Sequence[OpKey], predicted_s: Sequence[float], timed: Collection[OpKey]) -> list[OpKey]:
     """Of distinct `keys`, not timed yet, those to time now.
 
-    Heavy ops at every shape while these are few, else as many of each kind as there is room for; of all others a few
-    sizes of each kind, from the smallest to the largest asked for.
+    Heavy ops at every shape while these are few, else as many of each kind as there is room for; of all others the
+    smallest and the largest size asked for, and sizes in between that lie far apart.
     """
     seconds = {k: s for k, s in zip(keys, predicted_s, strict=True) if s <= LONGEST_S and k not in timed}
     known = grouped(list(timed), kind_of)
@@ -59,11 +63,33 @@ def ops_to_time(keys: Sequence[OpKey], predicted_s: Sequence[float], timed: Coll
     else:
         chosen, rest = [], list(seconds)
     share = max(POINTS, HEAVY_LIMIT // max(1, len(grouped(heavy, kind_of))))
+    before = list(timed)
     for kind, members in grouped(rest, kind_of).items():
-        mine = [rest[i] for i in members]
-        missing = (share if is_heavy(mine[0].target) else POINTS) - len(known.get(kind, ()))
-        if missing > 0:
-            chosen = chosen + [mine[i] for i in spread([seconds[key] for key in mine], missing)]
+        mine, there = [rest[i] for i in members], known.get(kind, ())
+        if is_heavy(mine[0].target):
+            missing = share - len(there)
+            chosen = chosen + [mine[i] for i in spread([seconds[key] for key in mine], max(0, missing))]
+        else:
+            chosen = chosen + _far_apart(mine, [elements_of(before[i]) for i in there])
+    return chosen
+
+
+def elements_of(key: OpKey) -> int:
+    """Elements of the largest operand, 1 where there is none."""
+    return max((prod(operand.shape) for operand in tensor_arguments(key)), default=1)
+
+
+def _far_apart(keys: Sequence[OpKey], known: Sequence[int]) -> list[OpKey]:
+    """Of keys of one kind those that curves need: the ends, and then what lies far from every size there is."""
+    ordered = sorted(keys, key=elements_of)
+    sizes, chosen = [max(1, size) for size in known], []
+    for key in dict.fromkeys([ordered[-1], ordered[0], *ordered]):
+        size = max(1, elements_of(key))
+        outside = not min(sizes, default=size + 1) <= size <= max(sizes, default=0)
+        nearest = min((max(size, s) / min(size, s) for s in sizes), default=inf)
+        if nearest > (ENDS_RATIO if outside else SIZES_RATIO):
+            sizes.append(size)
+            chosen.append(key)
     return chosen
 
 

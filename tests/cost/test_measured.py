@@ -72,7 +72,16 @@ def test_heavy_ops_are_timed_and_light_ones_fitted(tmp_path: Path) -> None:
     assert found.backward_s == pytest.approx(3 * expected.backward_s, rel=0.02)
     assert found.sources[:3] == ["measured"] * 3
     assert sorted(set(found.sources[3:])) == ["fitted", "measured"]
-    assert len(session.asked) == 3 + POINTS
+    sizes = {key for key in session.asked if key not in keys[:3]}
+    assert {gelu(1000), gelu(30_000)} < sizes
+    assert len(sizes) == 3
+
+
+def test_sizes_beyond_those_timed_are_timed_when_asked_for(tmp_path: Path) -> None:
+    """However many sizes of a light op are known, one far outside of them is not extrapolated."""
+    one = pricer(tmp_path, Doubling())
+    one.ops([gelu(n) for n in (10, 100, 1000, 10**4)])
+    assert one.ops([gelu(10**7), gelu(9 * 10**3)]).sources == ["measured", "fitted"]
 
 
 def test_second_run_times_nothing(tmp_path: Path) -> None:
