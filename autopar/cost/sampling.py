@@ -10,7 +10,7 @@ from autopar.cost.work import is_heavy, tensor_arguments
 from autopar.graph import CollectiveKey, OpKey
 from autopar.measure.fit import spread
 
-HEAVY_LIMIT = 300
+HEAVY_LIMIT = 800
 """Most shapes of heavy ops (products, attention, losses, embeddings, norms) that are timed one by one."""
 
 POINTS = 4
