@@ -167,6 +167,16 @@ class Planner:
     # --- answers --------------------------------------------------------------------------------------------------
 
     def _record(self, solved: Solved, bound_s: float | None, began: float) -> PlanRecord:
+        record = self._assembled(solved, bound_s, began)
+        if record.lower_bound_s is None or record.lower_bound_s <= record.step_time_s:
+            return record
+        above = record.lower_bound_s / record.step_time_s - 1
+        doubt = (
+            f"the lower bound is not proven: timings that don't grow evenly with size put it {above:.1%} above the plan"
+        )
+        return replace(record, lower_bound_s=record.step_time_s, gap=0.0, assumptions=(*record.assumptions, doubt))
+
+    def _assembled(self, solved: Solved, bound_s: float | None, began: float) -> PlanRecord:
         return assemble(
             solved, self.graph, self.cluster, self.request,
             Fingerprint(self.graph.digest, self.pricer.identity(), self.cluster.device.name),
