@@ -54,12 +54,11 @@ class Home:
 
 @dataclass(frozen=True)
 class Edge:
-    """A change of layout of `value`, from source to target layout by label; `equal`: only no change is legal."""
+    """A change of layout of `value`, from source to target layout by label."""
 
     value: str
     source: Home
     target: Home
-    equal: bool = False
 
 
 @dataclass(frozen=True)
@@ -297,8 +296,7 @@ class _Builder:
 
     def _read(self, name: str, needed: Home) -> None:
         """A consumer reads `name` in the layouts `needed`."""
-        variable = self.space.variables[self.space.homes[name].variable]
-        edge = Edge(name, self.space.homes[name], needed, equal=variable.kind == "tied")
+        edge = Edge(name, self.space.homes[name], needed)
         if edge not in self.space.edges:
             self.space.edges.append(edge)
 

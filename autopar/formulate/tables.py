@@ -157,11 +157,7 @@ def space_costs(
     _price_calls(costs, setting, pricer)
     for edge in space.edges:
         sources, targets = edge.source.layouts, edge.target.layouts
-        if edge.equal:
-            same = np.array([[0.0 if s == t else np.inf for t in targets] for s in sources])
-            forward, backward = same, same
-        else:
-            forward, backward = relayouts.table(space.layer.values[edge.value], sources, targets, setting.batch)
+        forward, backward = relayouts.table(space.layer.values[edge.value], sources, targets, setting.batch)
         costs.add_pair(edge.source.variable, edge.target.variable, forward, backward)
     return costs
 
