@@ -27,6 +27,7 @@ from autopar.formulate.stages import block_indices
 from autopar.formulate.tables import RelayoutPrices, Setting
 from autopar.graph import OpGraph
 from autopar.plan import Fingerprint, MeshAxis, PlanRecord, Request
+from autopar.shard.rules import rule_for
 
 AnyScenario = StageScenario | PipelineScenario
 LEANEST_TRIED = 4
@@ -189,6 +190,7 @@ class Planner:
         if not self.graph.separable:
             found.append(f"one microbatch: {self.graph.why_not_separable}")
         found += [f"{target} is priced by the bytes of its operands alone" for target in unknown_targets(self.graph)]
+        found += [f"{where} has no sharding rule: every rank runs it whole" for where in ops_without_rule(self.graph)]
         return tuple(found)
 
     def _why_infeasible(self, answer: Answer[Solved], scenarios: Sequence[AnyScenario]) -> str:
@@ -215,6 +217,16 @@ def _where(scenario: AnyScenario) -> str:
     if isinstance(scenario, StageScenario):
         return ""
     return f" (stage {scenario.tightest()[1]} of {scenario.name} binds)"
+
+
+def ops_without_rule(graph: OpGraph) -> list[str]:
+    """Operators that can't be split, each with the module it stands in first."""
+    first: dict[str, str] = {}
+    for layer in graph.classes:
+        for op in layer.ops:
+            if op.operands and rule_for(op, layer) is None:
+                first.setdefault(op.target, op.module)
+    return [f"{target} ({module or 'the model itself'})" for target, module in first.items()]
 
 
 def _size(size_bytes: float) -> str:
