@@ -30,9 +30,14 @@ Key = TypeVar("Key", OpKey, CollectiveKey)
 
 
 def kind_of(key: OpKey) -> Kind:
-    """Ops that one curve describes: of one target and dtype, with gradients for the same operands."""
+    """Ops that one curve describes: of one target and dtype, with gradients for the same operands.
+
+    Where operands are broadcast the backward adds gradients up, where all have one shape it need not: other curves.
+    """
     operands = tensor_arguments(key)
-    return (key.target, operands[0].dtype if operands else "", *(o.requires_grad for o in operands[:3]))
+    one_shape = len({operand.shape for operand in operands}) <= 1
+    flows = tuple(operand.requires_grad for operand in operands[:3])
+    return (key.target, operands[0].dtype if operands else "", one_shape, *flows)
 
 
 def group_of(key: CollectiveKey) -> Kind:

@@ -143,3 +143,15 @@ def test_timings_of_another_backend_are_refused() -> None:
     other = Profile(replace(HERE, backend="cpu"), {})
     with pytest.raises(ProfileError, match=r"backend 'cpu' .*'small' is of 'cuda'"):
         MeasuredPricer(other, ROOFLINE)
+
+
+def test_broadcast_sums_have_a_curve_of_their_own() -> None:
+    """What adding up gradients of a broadcast operand takes says nothing of sums whose gradients pass through."""
+
+    def added(rows: int, other: int) -> OpKey:
+        return OpKey("aten.add.Tensor", (Operand((rows, 8), "float32", True), Operand((other, 8), "float32", True)))
+
+    slow = {added(n, 1): Timing(Sample((1.0,)), Sample((1.0,))) for n in (1000, 10**6)}
+    quick = {added(n, n): Timing(Sample((1e-6,)), Sample((1e-6,))) for n in (1000, 10**6)}
+    found = MeasuredPricer(Profile(HERE, {**slow, **quick}), ROOFLINE).ops([added(10**5, 10**5), added(10**5, 1)])
+    assert found.backward_s.tolist() == pytest.approx([1e-6, 1.0], rel=1e-3)
