@@ -11,6 +11,7 @@ from autopar.cost.roofline import RooflinePricer
 from autopar.cost.sampling import HEAVY_LIMIT, POINTS, collectives_to_time, ops_to_time
 from autopar.errors import ProfileError
 from autopar.graph import CollectiveKey, Operand, OpKey
+from autopar.measure.keys import Key
 from autopar.measure.profile import Environment, Profile, Sample, Timing
 from autopar.measure.store import Store
 from tests.cost.small import cluster
@@ -153,5 +154,6 @@ def test_broadcast_sums_have_a_curve_of_their_own() -> None:
 
     slow = {added(n, 1): Timing(Sample((1.0,)), Sample((1.0,))) for n in (1000, 10**6)}
     quick = {added(n, n): Timing(Sample((1e-6,)), Sample((1e-6,))) for n in (1000, 10**6)}
-    found = MeasuredPricer(Profile(HERE, {**slow, **quick}), ROOFLINE).ops([added(10**5, 10**5), added(10**5, 1)])
+    timings: dict[Key, Timing] = dict((slow | quick).items())
+    found = MeasuredPricer(Profile(HERE, timings), ROOFLINE).ops([added(10**5, 10**5), added(10**5, 1)])
     assert found.backward_s.tolist() == pytest.approx([1e-6, 1.0], rel=1e-3)
