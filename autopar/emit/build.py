@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from autopar.cells import refusal
 from autopar.emit import materialize
@@ -24,6 +24,8 @@ from autopar.errors import EmitError, PlanError
 from autopar.graph import OpGraph
 from autopar.plan import PlanRecord
 
+Agree = Callable[[Tensor], Tensor] | None  # what makes a value the same on all ranks
+
 
 def emit(
     record: PlanRecord, graph: OpGraph, module: nn.Module, *, device: torch.device | str, loss: str = "global"
@@ -35,17 +37,22 @@ def emit(
     Raises PlanError where plan, graph and job don't belong together, EmitError on what can't be run.
     """
     check(record, graph, loss)
-    return _build(record, graph, module, torch.device(device), loss)
+    device = torch.device(device)
+    together = dist.is_initialized() and dist.get_world_size() > 1
+    agree = materialize.from_rank_0(module, device) if together else None
+    return _build(record, graph, module, device, loss, agree)
 
 
 def emit_alone(record: PlanRecord, graph: OpGraph, module: nn.Module, *, device: torch.device | str) -> ParallelModule:
     """The same model and seed on this rank alone: one device, one microbatch, nothing recomputed."""
     request = replace(record.request, devices=1)
     alone = replace(record, request=request, stages=(stage_alone(graph),), num_microbatches=1, alternatives=())
-    return _build(alone, graph, module, torch.device(device), "global")
+    return _build(alone, graph, module, torch.device(device), "global", None)
 
 
-def _build(record: PlanRecord, graph: OpGraph, module: nn.Module, device: torch.device, loss: str) -> ParallelModule:
+def _build(
+    record: PlanRecord, graph: OpGraph, module: nn.Module, device: torch.device, loss: str, agree: Agree
+) -> ParallelModule:
     pipeline = None
     if len(record.stages) > 1:
         builders, rows, pipeline = join(record, graph, device, loss)
@@ -57,8 +64,10 @@ def _build(record: PlanRecord, graph: OpGraph, module: nn.Module, device: torch.
     for builder in builders:
         if builder.groups.coordinate is not None:
             runtimes.append(builder.runtime(module, {n: p for r in runtimes for n, p in r.publics.items()}))
+    held = {n for runtime in runtimes for n in (*runtime.publics, *runtime.buffers)}
+    wholes = materialize.values(module, device, record.request.seed, lambda n: graph.aliases.get(n, n) in held, agree)
+    fill(runtimes, wholes, graph.aliases)
     if runtimes:
-        fill(module, runtimes, record.request.seed, device, graph.aliases)
         pm.install(tuple(runtimes), module)
         if pipeline is not None:
             pipeline.take([r.stage for r in runtimes if isinstance(r.stage, PipelinedStage)])
@@ -75,14 +84,11 @@ def _rows(builder: Builder, loss: str) -> Rows:
     return Rows(builder.groups, builder.placements[0].data_axes, weights)
 
 
-def fill(
-    module: nn.Module, runtimes: Sequence[Runtime], seed: int, device: torch.device, aliases: Mapping[str, str]
-) -> None:
-    """Put this rank's part of the module's values in place."""
-    held = {n for runtime in runtimes for n in (*runtime.publics, *runtime.buffers)}
+def fill(runtimes: Sequence[Runtime], wholes: Iterable[tuple[str, Tensor]], aliases: Mapping[str, str]) -> None:
+    """Put this rank's part of each whole value in place."""
     with torch.no_grad():
-        for name, whole in materialize.values(module, device, seed, lambda n: aliases.get(n, n) in held):
-            name = aliases.get(name, name)
+        for alias, whole in wholes:
+            name = aliases.get(alias, alias)
             for runtime in runtimes:
                 if name in runtime.publics:
                     storage, groups = runtime.storages[name], runtime.groups

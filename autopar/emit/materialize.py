@@ -6,33 +6,66 @@ import hashlib
 from collections.abc import Callable, Iterator
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from autopar.errors import EmitError
-from autopar.trace.torch_private import owned_tensors, put_tensor
+from autopar.trace.torch_private import named_tensors, owned_tensors, put_tensor
 
 
 def values(
-    module: nn.Module, device: torch.device, seed: int, wanted: Callable[[str], bool] = lambda _: True
+    module: nn.Module,
+    device: torch.device,
+    seed: int,
+    wanted: Callable[[str], bool] = lambda _: True,
+    agree: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
     """Each parameter and buffer (further names of tied ones left out) with its whole value, one module at a time.
 
-    A real tensor is given as it is. Of a module on meta, each submodule that owns tensors is made real alone on
-    `device`, initialised by its own `reset_parameters()` and then by the model's `_init_weights(...)` of it and of
-    every module around it (Transformers' convention), and dropped. Random numbers are seeded with `seed` and the
-    submodule's name: values depend neither on the plan nor on the number of ranks, but differ from those of a model
-    initialised in one go. Those whose names are not `wanted` are left out. Raises EmitError where values stay unset.
+    A real tensor is given as it is, or as `agree` makes it (of every one, wanted or not). Of a module on meta, each
+    submodule that owns tensors is made real alone on `device`, initialised by its own `reset_parameters()` and then by
+    the model's `_init_weights(...)` of it and of every module around it (Transformers' convention), and dropped. Random
+    numbers are seeded with `seed` and the submodule's name: values depend neither on the plan nor on the number of
+    ranks, but differ from those of a model initialised in one go. Those whose names are not `wanted` are left out.
+    Raises EmitError where values stay unset.
     """
     seen: set[int] = set()
     for name, owner in module.named_modules():
         own = owned_tensors(owner)
-        new = {k: t for k, t in own.items() if id(t) not in seen and wanted(_join(name, k))}
+        unseen = {k: t for k, t in own.items() if id(t) not in seen}
+        new = [k for k in unseen if wanted(_join(name, k))]
         seen.update(map(id, own.values()))
-        if any(t.is_meta for t in new.values()):
-            made = _initialised(module, name, own, device, seed)
+        if any(t.is_meta for t in unseen.values()):
+            made = _initialised(module, name, own, device, seed) if new else {}
             yield from ((_join(name, k), made[k]) for k in new)
-        else:
-            yield from ((_join(name, k), t.detach()) for k, t in new.items())
+            continue
+        for k, t in unseen.items():
+            whole = t.detach() if agree is None else agree(t.detach())
+            if k in new:
+                yield _join(name, k), whole
+
+
+def from_rank_0(module: nn.Module, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """What makes every rank of the job use rank 0's values, as models may be initialised differently on each.
+
+    Collective. Raises EmitError where the model is on meta on some ranks only.
+    """
+    here = [name for name, tensor in named_tensors(module) if tensor.is_meta]
+    first: list[object] = [here]
+    dist.broadcast_object_list(first, 0, device=device)
+    alike: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(alike, first[0] == here)
+    if not all(alike):
+        raise EmitError(
+            "the model is on meta on some ranks and real on others; make it alike on all: values are those of rank 0."
+        )
+
+    def agree(tensor: Tensor) -> Tensor:
+        shared = tensor.to(device, copy=True).contiguous()
+        dist.broadcast(shared, 0)
+        return shared
+
+    return agree
 
 
 def _join(path: str, name: str) -> str:
