@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.engine.errors import ProblemError
 
-Costs: TypeAlias = NDArray[np.floating[Any]]
+Costs: TypeAlias = NDArray[np.float64]
 Labels: TypeAlias = NDArray[np.intp]
 
 

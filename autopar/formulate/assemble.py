@@ -10,7 +10,7 @@ from autopar import __version__
 from autopar.cluster import Cluster
 from autopar.cost.work import model_flops
 from autopar.formulate.carried import layer_costs
-from autopar.formulate.chains import Column
+from autopar.formulate.columns import Column
 from autopar.formulate.piped import add_up
 from autopar.formulate.pipeline import SolvedPipeline
 from autopar.formulate.predict import Layers, Prediction, predict, shares

@@ -17,7 +17,9 @@ import numpy as np
 
 from autopar.engine.stack import StackOptions, solve_stack
 from autopar.engine.stack_problem import Choices, Floats, Run, StackProblem, StackSolution
-from autopar.formulate.chains import ONLY_BYTES, Chains, Column
+from autopar.formulate.chains import Chains
+from autopar.formulate.columns import Column
+from autopar.formulate.ladder import ONLY_BYTES
 from autopar.formulate.stages import Units
 from autopar.graph import Layout
 
@@ -130,31 +132,27 @@ class StageBook:
     units: Units
     chains: Chains
     least_bytes: float = np.inf
-    _ranges: Ranges | None = None
     _choices: dict[tuple[int, int], tuple[list[int], Choices]] = field(default_factory=dict)
     _solved: dict[object, StackSolution] = field(default_factory=dict)
 
     @cached_property
-    def longest_run_s(self) -> float:
-        """Least seconds of a microbatch in the longest run of layers."""
-        chains = self.chains
-        return chains.longest_run_s() / chains.setting.num_microbatches if chains.possible else np.inf
+    def rough_ranges(self) -> Ranges:
+        """Bounds of all stages from the longest run of layers alone, at less cost."""
+        self.chains.rough_tables()
+        return self._bounds()
 
-    @property
+    @cached_property
     def ranges(self) -> Ranges:
         """Bounds of all stages."""
-        if self._ranges is None:
-            self.chains.bound_tables()
-            self._ranges = self._bounds()
-            self.chains.forget()
-        return self._ranges
+        self.chains.bound_tables()
+        return self._bounds()
 
     def _bounds(self) -> Ranges:
+        """Bounds by the tables there are."""
         chains, limit = self.chains, self.chains.budget.limit_bytes or 0
         prices = chains.micro_prices
-        leanest = (ONLY_BYTES, 1, 1.0)
-        tables = [chains.step_costs(price) for price in [*prices, leanest]]
-        costs = self._range_costs([np.stack(run) for run in zip(*tables, strict=True)])
+        costs = self._range_costs(chains.step_costs([*prices, (ONLY_BYTES, 1, 1.0)]))
+        chains.forget()
         self.least_bytes = float(np.min(costs[-1][0, 1:]))
         priced: dict[float, dict[int, Floats]] = {}
         for (price, count, _), cost in zip(prices, costs, strict=False):

@@ -12,7 +12,7 @@ import numpy as np
 from autopar.cost.schedule import Shape, in_flight
 from autopar.engine.partition import bound_s, least_step_s, partitions
 from autopar.engine.stack_problem import Floats
-from autopar.formulate.book import Chunk, GroupPlan, Seam, StageBook, StagePart
+from autopar.formulate.book import Chunk, GroupPlan, Ranges, Seam, StageBook, StagePart
 from autopar.formulate.piped import PipedTime, run
 from autopar.formulate.stages import even_cuts
 from autopar.formulate.tables import Setting
@@ -78,24 +78,21 @@ class PipelineScenario:
 
     def quick_bound_s(self) -> float:
         """A bound from the model's operations alone."""
-        return self._bound_of(self.ideal_s)
+        shape = self.shape
+        if self._fixed is not None:
+            return shape.num_microbatches * self.ideal_s / shape.groups
+        return least_step_s(self.ideal_s, shape.num_microbatches, shape.groups)
 
     def first_bound_s(self) -> float:
         """A bound from the longest run of layers alone, at less cost; inf where no plan is legal."""
-        return self._bound_of(self.book.longest_run_s)
-
-    def _bound_of(self, total_s: float) -> float:
-        """What follows from the seconds of a microbatch in all stages together."""
-        shape = self.shape
-        if self._fixed is not None:
-            return shape.num_microbatches * total_s / shape.groups
-        return least_step_s(total_s, shape.num_microbatches, shape.groups)
+        return self._bound_by(self.book.rough_ranges) if self.book.chains.possible else np.inf
 
     def bound_s(self) -> float:
         """Seconds that no plan of this scenario under the limit can beat; inf where none is legal or small enough."""
-        if self._fixed is not None:
-            return self._fixed_bound(self._fixed)
-        return bound_s(*self._bounds())
+        return self._bound_by(self.book.ranges)
+
+    def _bound_by(self, ranges: Ranges) -> float:
+        return bound_s(*self._bounds(ranges)) if self._fixed is None else self._fixed_bound(self._fixed, ranges)
 
     @property
     def _fixed(self) -> Cuts | None:
@@ -104,15 +101,13 @@ class PipelineScenario:
             return even_cuts(len(self.book.units), self.shape.stages)
         return self.cuts
 
-    def _bounds(self) -> tuple[Floats, Floats]:
-        ranges = self.book.ranges
+    def _bounds(self, ranges: Ranges) -> tuple[Floats, Floats]:
         by_count = {q: ranges.load(q) for q in set(in_flight(self.shape))}
         loads = np.stack([by_count[q] for q in in_flight(self.shape)])
         return loads, np.broadcast_to(ranges.micro_s, loads.shape).copy()
 
-    def _fixed_bound(self, cuts: Cuts) -> float:
+    def _fixed_bound(self, cuts: Cuts, ranges: Ranges) -> float:
         """Each group waits for the stages before it and then has all its chunks to do."""
-        ranges = self.book.ranges
         span = [float(ranges.micro_s[a, b]) for a, b in pairwise(cuts)]
         return max(sum(span[:g]) + ranges.joint_load(chunks) for g, chunks in enumerate(self._chunks(cuts)))
 
@@ -157,7 +152,7 @@ class PipelineScenario:
 
     def _search(self, seam: Seam, cutoff_s: float) -> SolvedPipeline | None:
         """Look at partitions in order of their bound; a stage is solved when a partition with it comes first."""
-        loads, spans = self._bounds()
+        loads, spans = self._bounds(self.book.ranges)
         exact: dict[tuple[int, int, int], GroupPlan | None] = {}
         best: SolvedPipeline | None = None
         seen: set[Cuts] = set()

@@ -14,7 +14,8 @@ from autopar.cost.schedule import Shape
 from autopar.cost.work import model_flops
 from autopar.errors import ConfigError
 from autopar.formulate.book import StageBook
-from autopar.formulate.chains import Budget, Chains, Spaces
+from autopar.formulate.chains import Chains, Spaces
+from autopar.formulate.columns import Budget
 from autopar.formulate.config import Constraint, ManualConfig
 from autopar.formulate.mesh import config_mesh, mesh_of
 from autopar.formulate.pins import Pins, pins_of, pins_of_constraints

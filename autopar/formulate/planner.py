@@ -30,8 +30,8 @@ from autopar.plan import Fingerprint, MeshAxis, PlanRecord, Request
 from autopar.shard.rules import rule_for
 
 AnyScenario = StageScenario | PipelineScenario
-LEANEST_TRIED = 4
-"""Scenarios solved to say how much memory would do."""
+LEANEST_BOUNDED, LEANEST_TRIED = 16, 4
+"""Scenarios bounded, and of these solved, to say how much memory would do."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,10 @@ class Planner:
                 f"no mesh of {self.used_devices} devices and global batch {self.request.global_batch} meets the "
                 f"constraints {list(self.request.constraints)}; drop one."
             )
-        leanest = sorted(scenarios, key=lambda s: s.least_bytes)[:LEANEST_TRIED]
+        rough = sorted(scenarios, key=lambda s: s.least_bytes)[:LEANEST_BOUNDED]
+        for scenario in rough:
+            scenario.bound_s()
+        leanest = sorted(rough, key=lambda s: s.least_bytes)[:LEANEST_TRIED]
         found = [(s.enough_bytes(), i) for i, s in enumerate(leanest)]
         least, place = min(found, default=(inf, 0))
         if least == inf:

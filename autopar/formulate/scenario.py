@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,7 +10,8 @@ import numpy as np
 from autopar.cost.pricer import Pricer
 from autopar.engine.stack import StackOptions, solve_stack
 from autopar.engine.stack_problem import Run, StackSolution, Status
-from autopar.formulate.chains import Budget, Chains, Column, Spaces, free_problem
+from autopar.formulate.chains import Chains, Spaces
+from autopar.formulate.columns import Budget, Column, free_problem
 from autopar.formulate.runs import LayerRun
 from autopar.formulate.tables import RelayoutPrices, Setting
 
@@ -53,19 +54,21 @@ class StageScenario:
 
     def bound_s(self) -> float:
         """Seconds that no plan of this scenario under the limit can beat; inf where none is legal or small enough."""
+        return self._bound_by(self._chains.bound_tables)
+
+    def first_bound_s(self) -> float:
+        """A bound from the longest run alone, at less cost."""
+        return self._bound_by(self._chains.rough_tables)
+
+    def _bound_by(self, make_tables: Callable[[], None]) -> float:
         chains, limit = self._chains, self.budget.limit_bytes
         if not chains.possible:
             return np.inf
-        chains.bound_tables()
+        make_tables()
         self.least_bytes = chains.least_bytes
-        fits = limit is None or self.least_bytes <= limit
-        bound = max(chains.bound_at(price) for price in chains.prices) if fits else np.inf
+        bound = chains.bound_s if limit is None or self.least_bytes <= limit else np.inf
         chains.forget()  # made anew if the scenario is solved
         return bound
-
-    def first_bound_s(self) -> float:
-        """A bound from the longest run alone, at less cost; inf where no plan is legal."""
-        return self._chains.longest_run_s() if self._chains.possible else np.inf
 
     def solve(self, cutoff_s: float | None = None) -> SolvedScenario:
         """Price the strategies worth having, and choose for every layer."""
