@@ -1,14 +1,17 @@
-"""Predicted against measured on this machine: step time and peak tensor bytes of several plans of one model.
+"""Predicted against measured on this machine: step time and peak tensor bytes of several plans of two models.
 
-    python -m benchmarks.local_steps
+    python -m benchmarks.local_steps [--ranks 4] [--models gpt,llama]
 
-Two processes of one thread. Steps of all plans are interleaved, so that what else the machine does hits all alike; each
-figure is a median. Prints error of the step time, Kendall's tau over pairs more than 5 % apart, how near the plan
-the search chose is to the fastest measured, and the error of the peak.
+Processes of one thread. Steps of all plans of a model are interleaved, so that what else the machine does hits all
+alike; each figure is a median. Prints error of the step time, Kendall's tau over pairs more than 5 % apart, how near
+the plan the search chose is to the fastest measured, and the error of the peak. With more processes than cores only
+tau means something.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
 import time
 from itertools import combinations
 from statistics import median
@@ -18,23 +21,58 @@ from benchmarks import ranks
 
 PEAKS = 3
 """Steps of which the least peak counts: gloo's threads let go of their buffers late, now and then."""
-RANKS, ROUNDS, GLOBAL_BATCH, TOKENS = 2, 12, 16, 128
-MODEL = "gpt:layers=4,hidden=256,heads=8,vocab=2048"
+ROUNDS, GLOBAL_BATCH, TOKENS, VOCABULARY = 12, 16, 128, 2048
+MODELS = {
+    "gpt": f"gpt:layers=4,hidden=256,heads=8,vocab={VOCABULARY}",
+    "llama": f"llama:layers=4,hidden=256,heads=8,kv_heads=4,ffn=704,vocab={VOCABULARY}",
+}
 CHOSEN, CHOSEN_OF_ONE_STAGE = "chosen by the search", "chosen among plans of one stage"
-CONFIGS = (
-    "dp=2,microbatch_size=8",
-    "dp=2,microbatch_size=2",
-    "dp=2,microbatch_size=4,zero=1",
-    "dp=2,microbatch_size=4,zero=2",
-    "dp=2,microbatch_size=8,zero=3",
-    "tp=2,microbatch_size=16",
-    "tp=2,microbatch_size=4,sp=1",
-    "dp=2,microbatch_size=4,recompute=full",
-)
+CONFIGS = {
+    2: (
+        "dp=2,microbatch_size=8",
+        "dp=2,microbatch_size=2",
+        "dp=2,microbatch_size=4,zero=1",
+        "dp=2,microbatch_size=4,zero=2",
+        "dp=2,microbatch_size=8,zero=3",
+        "tp=2,microbatch_size=16",
+        "tp=2,microbatch_size=4,sp=1",
+        "dp=2,microbatch_size=4,recompute=full",
+        "pp=2,microbatch_size=2",
+        "pp=2,microbatch_size=4,schedule=gpipe",
+        "pp=2,microbatch_size=2,schedule=interleaved,virtual_stages=2",
+        "pp=2,microbatch_size=2,recompute=full",
+    ),
+    4: (
+        "dp=4,microbatch_size=4",
+        "dp=4,microbatch_size=1",
+        "dp=4,microbatch_size=4,zero=1",
+        "dp=4,microbatch_size=4,zero=3",
+        "tp=2,dp=2,microbatch_size=8",
+        "tp=4,microbatch_size=16",
+        "tp=4,microbatch_size=4,sp=1",
+        "tp=2,dp=2,zero=3,microbatch_size=4",
+        "pp=2,dp=2,microbatch_size=2",
+        "pp=2,tp=2,microbatch_size=4",
+        "pp=4,microbatch_size=2",
+        "pp=2,dp=2,microbatch_size=2,recompute=full",
+    ),
+}
+"""Plans of a job of so many processes."""
 
 
 def measure() -> None:
-    """On each rank: plan, run all plans in turns, time them."""
+    """On each rank: plan, run all plans of each model in turns, time them."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    ranks.answer({name: measure_model(name) for name in os.environ["AUTOPAR_BENCHMARK_MODELS"].split(",")})
+    dist.destroy_process_group()
+
+
+def measure_model(model: str) -> list[dict[str, Any]]:
+    """One row a plan."""
     import torch
     import torch.distributed as dist
 
@@ -42,15 +80,14 @@ def measure() -> None:
     from autopar.emit.peak import live_tensor_bytes, measured_peak_tensor_bytes
     from autopar.trace import load_model
 
-    torch.set_num_threads(1)
-    loaded = load_model(MODEL, seq_len=TOKENS)
+    loaded = load_model(MODELS[model], seq_len=TOKENS)
     keywords: dict[str, Any] = {"cluster": "local", "global_batch": GLOBAL_BATCH, "dtype": "fp32"}
     chosen = autopar.plan(loaded.model, loaded.inputs, **keywords)
     one_stage = autopar.plan(loaded.model, loaded.inputs, constraints=["exclude=pp"], **keywords)
     plans = {CHOSEN: chosen, CHOSEN_OF_ONE_STAGE: one_stage}
-    for config in CONFIGS:
+    for config in CONFIGS[dist.get_world_size()]:
         plans[config] = autopar.plan(loaded.model, loaded.inputs, config=autopar.ManualConfig.parse(config), **keywords)
-    text = torch.randint(2048, (GLOBAL_BATCH, TOKENS))
+    text = torch.randint(VOCABULARY, (GLOBAL_BATCH, TOKENS))
     times: dict[str, list[float]] = {name: [] for name in plans}
     peaks: dict[str, int] = {}
     modules = {}
@@ -76,7 +113,7 @@ def measure() -> None:
             step()
             dist.barrier()
             times[name].append(time.perf_counter() - began)
-    rows_ = [
+    return [
         {
             "plan": name,
             "stages": len(plan.stages),
@@ -89,8 +126,6 @@ def measure() -> None:
         }
         for name, plan in plans.items()
     ]
-    ranks.answer(rows_)
-    dist.destroy_process_group()
 
 
 def kendall_tau(pairs: list[tuple[float, float]], apart: float = 0.05) -> float:
@@ -104,16 +139,30 @@ def kendall_tau(pairs: list[tuple[float, float]], apart: float = 0.05) -> float:
 
 
 def main() -> None:
-    """Print the table and its summary."""
-    found = ranks.launch("benchmarks.local_steps", RANKS)
-    print(f"{MODEL}, batch {GLOBAL_BATCH} x {TOKENS} tokens, {RANKS} processes")
-    print(f"{'plan':42s}{'predicted':>10s}{'measured':>10s}{'error':>7s}{'MiB pred.':>11s}{'meas.':>8s}{'error':>7s}")
+    """Print a table and a summary for each model."""
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--ranks", type=int, choices=CONFIGS, default=2)
+    parser.add_argument("--models", default=",".join(MODELS))
+    asked = parser.parse_args()
+    os.environ["AUTOPAR_BENCHMARK_MODELS"] = asked.models
+    answers = ranks.launch("benchmarks.local_steps", asked.ranks)
+    for model, rows in answers.items():
+        print(f"{MODELS[model]}, batch {GLOBAL_BATCH} x {TOKENS} tokens, {asked.ranks} processes")
+        report(rows)
+    if len(answers) > 1:
+        errors = [abs(row["predicted_s"] / row["measured_s"] - 1) for rows in answers.values() for row in rows]
+        print(f"step time, all models: median error {median(errors):.1%}")
+
+
+def report(found: list[dict[str, Any]]) -> None:
+    """Print the plans of one model, and what they come to."""
+    print(f"{'plan':61s}{'predicted':>10s}{'measured':>10s}{'error':>7s}{'MiB pred.':>11s}{'meas.':>8s}{'error':>7s}")
     time_errors, byte_errors = [], []
     for row in found:
         time_errors.append(row["predicted_s"] / row["measured_s"] - 1)
         byte_errors.append(row["predicted_bytes"] / row["measured_bytes"] - 1)
         print(
-            f"{row['plan']:42s}{row['predicted_s']:10.4f}{row['measured_s']:10.4f}{time_errors[-1]:7.0%}"
+            f"{row['plan']:61s}{row['predicted_s']:10.4f}{row['measured_s']:10.4f}{time_errors[-1]:7.0%}"
             f"{row['predicted_bytes'] / 2**20:11.1f}{row['measured_bytes'] / 2**20:8.1f}{byte_errors[-1]:7.0%}"
         )
     print(f"step time: median error {median(map(abs, time_errors)):.1%}")

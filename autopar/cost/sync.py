@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from autopar.cost.demand import Demand
 from autopar.cost.moves import collective_key, copy_key
+from autopar.cost.work import OPTIMIZER_PASSES
 from autopar.graph import DTYPE_BYTES, CollectiveKey, Dtype, Operand, OpKey
 from autopar.plan import DtypePolicy, MeshAxis
 from autopar.shard.storage import Keeper, ParameterStorage
@@ -91,30 +92,15 @@ def _cast(elements: int, policy: DtypePolicy) -> OpKey:
     return OpKey("aten.to.dtype", (stored, Dtype(policy.compute)))
 
 
-_STEP_OPS: dict[str, tuple[str, ...]] = {
-    "adamw": ("mul_", "lerp_", "mul_", "addcmul_", "sqrt", "div", "add_", "addcdiv_"),
-    "adam": ("lerp_", "mul_", "addcmul_", "sqrt", "div", "add_", "addcdiv_"),
-    "sgd": ("addcdiv_",),
-}
-"""Elementwise passes that torch.optim's unfused implementations make over each parameter."""
-
-_STEP_OPERANDS = {"mul_": 1, "lerp_": 2, "addcmul_": 3, "addcdiv_": 3, "sqrt": 1, "div": 1, "add_": 1}
-_STEP_OVERLOADS = {"lerp_": "Scalar", "addcmul_": "default", "addcdiv_": "default", "sqrt": "default"}
-
-
 def optimizer_demand(elements: Sequence[int], policy: DtypePolicy, optimizer: str) -> Demand:
     """Demand of one optimizer step over parameters of which this device updates `elements[i]` each.
 
-    An optimizer without an entry of its own counts as adamw.
+    The target is `optimizer.NAME.foreach`: a share of one step of torch.optim's foreach implementation over many. An
+    optimizer without an entry of its own (`work.OPTIMIZER_PASSES`) counts as adamw.
     """
-    passes = _STEP_OPS.get(optimizer, _STEP_OPS["adamw"])
-    return Demand(forward_ops=tuple(_step_key(name, n, policy.states) for n in elements for name in passes if n))
-
-
-def _step_key(name: str, elements: int, dtype: str) -> OpKey:
-    operands = (Operand((elements,), dtype, False),) * _STEP_OPERANDS[name]
-    scalar = () if name in ("addcmul_", "addcdiv_", "sqrt") else (1.0,)
-    return OpKey(f"aten.{name}.{_STEP_OVERLOADS.get(name, 'Tensor')}", (*operands, *scalar))
+    name = optimizer if optimizer in OPTIMIZER_PASSES else "adamw"
+    target = f"optimizer.{name}.foreach"
+    return Demand(forward_ops=tuple(OpKey(target, (Operand((n,), policy.states, False),)) for n in elements if n))
 
 
 def exposed_s(communication_s: float, compute_s: float, overlap: float) -> float:

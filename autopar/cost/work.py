@@ -327,7 +327,20 @@ _HEAVY = frozenset({
     "_native_batch_norm_legit_functional",
 })  # fmt: skip
 
+OPTIMIZER_PASSES = {"adamw": 21.0, "adam": 19.0, "sgd": 4.0}
+"""Tensors read or written by the elementwise kernels of a foreach step of torch.optim, each as large as the parameter.
+
+adamw: mul_ 2, lerp_ 3, mul_ 2, addcmul_ 4, sqrt 2, div 2, add_ 2, addcdiv_ 4; adam decays nothing.
+"""
+
+
+def _optimizer_step(key: OpKey, operands: list[Operand]) -> tuple[Pass, Pass]:
+    passes = OPTIMIZER_PASSES[_name(key.target)]
+    return Pass(passes * operand_bytes(operands[0]), launches=1), NOTHING
+
+
 _FORMULAS: dict[str, Formula] = {
+    **dict.fromkeys(OPTIMIZER_PASSES, _optimizer_step),
     **dict.fromkeys(_VIEWS, _view),
     **dict.fromkeys(("slice", "select", "narrow"), _part),
     **dict.fromkeys(("split", "split_with_sizes", "chunk", "unbind"), _split),

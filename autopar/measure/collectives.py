@@ -8,11 +8,14 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
+from autopar.accelerator import is_host
 from autopar.graph import CollectiveKey
 from autopar.measure.ops import LEAST_REPEATS, MOST_REPEATS, clock_for
 from autopar.measure.profile import Sample, Timing
 from autopar.shard.collectives import relayout
 from autopar.shard.torch_private import group_named
+
+BUSY_SIZE, BUSY_PRODUCTS = 256, 3
 
 
 def fits_job(key: CollectiveKey, world_size: int) -> bool:
@@ -44,9 +47,10 @@ def _group_name(ranks: int, stride: int) -> str:
     return known[ranks, stride]
 
 
-def time_collective(key: CollectiveKey, device: torch.device, budget_s: float = 0.03) -> Timing:
+def time_collective(key: CollectiveKey, device: torch.device, budget_s: float = 0.05) -> Timing:
     """Time a collective as emitted code runs it; every rank of the job calls this with the same key.
 
+    Each run comes after a little computation, as in a training step: threads that move data have been asleep.
     The number of repeats is the first rank's. Raises nothing: what can't be run is returned as failed.
     """
     if not fits_job(key, dist.get_world_size()):
@@ -66,6 +70,7 @@ def _timed(key: CollectiveKey, device: torch.device, budget_s: float) -> Timing:
 
     def once() -> float:
         dist.barrier()
+        _compute(device)
         clock = clock_for(device)
         run()
         return clock()
@@ -74,6 +79,14 @@ def _timed(key: CollectiveKey, device: torch.device, budget_s: float) -> Timing:
     repeats = torch.tensor([max(LEAST_REPEATS, min(MOST_REPEATS, int(budget_s / max(once(), 1e-6))))], device=device)
     dist.broadcast(repeats, 0)
     return Timing(Sample(tuple(once() for _ in range(int(repeats)))))
+
+
+def _compute(device: torch.device) -> None:
+    """About a millisecond of work on the host; a device's queue needs none."""
+    if is_host(device):
+        factor = torch.ones(BUSY_SIZE, BUSY_SIZE, device=device)
+        for _ in range(BUSY_PRODUCTS):
+            factor = factor @ factor
 
 
 def _runner(key: CollectiveKey, group: str, buffer: torch.Tensor) -> Callable[[], object]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
 
 from autopar.accelerator import is_host, runtime
 from autopar.graph import DeviceArg, Dtype, Operand, OpKey
@@ -18,6 +22,12 @@ from autopar.measure.profile import Sample, Timing
 LEAST_REPEATS, MOST_REPEATS = 3, 50
 SETTLING_BYTES = 31 << 20
 """Just below the largest block for which glibc raises its threshold of blocks mapped one by one (32 MiB)."""
+POOL_BYTES, ALIGNMENT = 64 << 20, 64
+"""Bytes that operands are parts of, so that one is used again only after all others; elements that parts begin at."""
+
+STEP_BYTES, MOST_PARAMETERS = 32 << 20, 64
+"""An optimizer step is timed over parameters of so many bytes together, but not more of them."""
+
 HELD_BYTES = 1 << 30
 """Most bytes of results kept at once."""
 
@@ -33,25 +43,26 @@ def time_op(key: OpKey, device: torch.device, budget_s: float = 0.015) -> Timing
     that want a gradient, less what the engine itself takes to start.
     """
     try:
-        return _timed(_Trial(key, device), device, budget_s)
+        trial = OptimizerTrial(key, device) if key.target.startswith("optimizer.") else OpTrial(key, device)
+        return _timed(trial, device, budget_s)
     except Exception as error:  # whatever torch raises for an op that can't be run like this
         return Timing(failed=f"{type(error).__name__}: {error}"[:500])
 
 
-def _timed(trial: _Trial, device: torch.device, budget_s: float) -> Timing:
+def _timed(trial: Trial, device: torch.device, budget_s: float) -> Timing:
     _settle_allocator(device)
     repeats = _repeats(trial, device, budget_s)
     _run_all(trial, device, repeats)  # memory that is touched for the first time is slow, and a training step has none
     return _run_all(trial, device, repeats)
 
 
-def _run_all(trial: _Trial, device: torch.device, repeats: int) -> Timing:
+def _run_all(trial: Trial, device: torch.device, repeats: int) -> Timing:
     """All forward runs, their results kept, then the backward runs, last first."""
-    forward, kept = list[float](), list[list[Tensor]]()
+    forward, kept = list[float](), list[Run]()
     for _ in range(repeats):
-        seconds, results = trial.forward(device)
+        seconds, run = trial.forward(device)
         forward.append(seconds)
-        kept.append(results)
+        kept.append(run)
     backward = [s for s in (trial.backward(kept.pop(), device) for _ in range(repeats)) if s is not None]
     idle_s = engine_start_s(device) if backward else 0.0
     return Timing(Sample(tuple(forward)), Sample(tuple(max(0.0, s - idle_s) for s in backward)))
@@ -64,13 +75,14 @@ def _settle_allocator(device: torch.device) -> None:
         torch.ones(SETTLING_BYTES, dtype=torch.uint8, device=device)
 
 
-def _repeats(trial: _Trial, device: torch.device, budget_s: float) -> int:
+def _repeats(trial: Trial, device: torch.device, budget_s: float) -> int:
     """How often an op runs in the budget and with its results held, judged by the second of two runs."""
     start_s, results = 0.0, list[Tensor]()
     for _ in range(2):
         start_s = time.perf_counter()
-        _, results = trial.forward(device)
-        trial.backward(results, device)
+        _, run = trial.forward(device)
+        trial.backward(run, device)
+        results = run.results
     by_time = budget_s / max(time.perf_counter() - start_s, 1e-9)
     by_memory = HELD_BYTES / max(1, sum(t.nbytes for t in results))
     return max(LEAST_REPEATS, min(MOST_REPEATS, int(min(by_time, by_memory))))
@@ -107,37 +119,90 @@ def clock_for(device: torch.device) -> Callable[[], float]:
     return stop
 
 
-class _Trial:
-    """An op with its arguments made, ready to be run."""
+class Run(NamedTuple):
+    """Results of a forward, and the operands that want a gradient."""
+
+    results: list[Tensor]
+    wanted: list[Tensor]
+
+
+class Trial(Protocol):
+    """Something that can be run forward and backward again and again, and timed."""
+
+    def forward(self, device: torch.device) -> tuple[float, Run]:
+        """Seconds of one forward, and what its backward needs."""
+        ...
+
+    def backward(self, run: Run, device: torch.device) -> float | None:
+        """Seconds of one backward; None where there is nothing to differentiate."""
+        ...
+
+
+class OpTrial:
+    """An op that is run on new arguments each time: what a training step uses has mostly left the caches since."""
 
     def __init__(self, key: OpKey, device: torch.device) -> None:
         namespace, name, overload = key.target.split(".")
+        self.key, self.maker = key, _Maker(key, device)
         self.function = getattr(getattr(getattr(torch.ops, namespace), name), overload)
-        maker = _Maker(key, device)
-        self.args = [maker.argument(a) for a in key.args]
-        self.kwargs = {k: maker.argument(v) for k, v in key.kwargs}
-        self.wanted = [t for t in _tensors([*self.args, *self.kwargs.values()]) if t.requires_grad]
-        self.gradients: list[Tensor] | None = None
 
-    def forward(self, device: torch.device) -> tuple[float, list[Tensor]]:
-        """Seconds of one forward, and its results."""
+    def forward(self, device: torch.device) -> tuple[float, Run]:
+        """Seconds of one forward; its results and the operands that want a gradient."""
+        args = [self.maker.argument(a) for a in self.key.args]
+        kwargs = {k: self.maker.argument(v) for k, v in self.key.kwargs}
         _flush(device)
         clock = clock_for(device)
-        result = self.function(*self.args, **self.kwargs)
+        result = self.function(*args, **kwargs)
         seconds = clock()
-        return seconds, list(_tensors(result))
+        wanted = [t for t in _tensors([*args, *kwargs.values()]) if t.requires_grad]
+        return seconds, Run(list(_tensors(result)), wanted)
 
-    def backward(self, results: list[Tensor], device: torch.device) -> float | None:
+    def backward(self, run: Run, device: torch.device) -> float | None:
         """Seconds of one backward; None where there is nothing to differentiate."""
-        outputs = [t for t in results if t.requires_grad]
-        if not (outputs and self.wanted):
+        outputs = [t for t in run.results if t.requires_grad]
+        if not (outputs and run.wanted):
             return None
-        if self.gradients is None:
-            self.gradients = [torch.rand_like(t, memory_format=torch.contiguous_format) for t in outputs]
+        gradients = [self.maker.floats(t.shape, t.dtype) for t in outputs]
         _flush(device)
         clock = clock_for(device)
-        torch.autograd.grad(outputs, self.wanted, self.gradients, allow_unused=True)
+        torch.autograd.grad(outputs, run.wanted, gradients, allow_unused=True)
         return clock()
+
+
+class OptimizerTrial:
+    """A foreach step of torch.optim over many parameters of one size; a run's seconds are those of one of them.
+
+    Under a job parameters are DTensors, as those of a parallel module are.
+    """
+
+    def __init__(self, key: OpKey, device: torch.device) -> None:
+        _, name, _ = key.target.split(".")
+        (operand,) = key.args
+        if not isinstance(operand, Operand):
+            raise TypeError(f"{key.target} takes the parameter as its only argument, not {operand!r}")
+        parameter = torch.rand(operand.shape, dtype=getattr(torch, operand.dtype), device=device)
+        count = max(1, min(MOST_PARAMETERS, STEP_BYTES // max(1, parameter.nbytes)))
+        self.parameters = [nn.Parameter(_distributed(parameter.clone())) for _ in range(count)]
+        for one in self.parameters:
+            one.grad = _distributed(parameter.clone())
+        makers: dict[str, Any] = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+        self.optimizer = makers[name](self.parameters, lr=1e-4, foreach=True)
+
+    def forward(self, device: torch.device) -> tuple[float, Run]:
+        """Seconds of a step for one parameter."""
+        clock = clock_for(device)
+        self.optimizer.step()
+        return clock() / len(self.parameters), Run([], [])
+
+    def backward(self, run: Run, device: torch.device) -> None:
+        """Nothing: a step isn't differentiated."""
+
+
+def _distributed(tensor: Tensor) -> Tensor:
+    """`tensor` as a DTensor that every rank of the job has whole; itself without a job."""
+    if not dist.is_initialized():
+        return tensor
+    return DTensor.from_local(tensor, init_device_mesh(tensor.device.type, (dist.get_world_size(),)), [Replicate()])
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
@@ -158,12 +223,18 @@ def _flush(device: torch.device) -> None:
         _flush_buffer(device).zero_()
 
 
-@dataclass(frozen=True)
+@cache
+def _pool(device: torch.device, dtype: torch.dtype) -> Tensor:
+    return torch.rand(POOL_BYTES // dtype.itemsize, device=device).add_(0.1).to(dtype)
+
+
+@dataclass
 class _Maker:
     """Makes the arguments of a key: random positive floats (roots of negative ones are slow), integers in range."""
 
     key: OpKey
     device: torch.device
+    _start: int = 0
 
     def argument(self, value: object) -> Any:
         """The argument that stands for `value` of the key."""
@@ -182,8 +253,17 @@ class _Maker:
             return torch.rand(operand.shape, device=self.device) < 0.5
         if not (dtype.is_floating_point or dtype.is_complex):
             return torch.randint(0, self.largest_index(), operand.shape, dtype=dtype, device=self.device)
-        made = torch.rand(operand.shape, device=self.device).add_(0.1).to(dtype)
-        return made.requires_grad_(operand.requires_grad)
+        return self.floats(operand.shape, dtype).requires_grad_(operand.requires_grad)
+
+    def floats(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Values at the next place of the pool, from its start again after its end; too large a tensor is new."""
+        size = -(-prod(shape) // ALIGNMENT) * ALIGNMENT
+        pool = _pool(self.device, dtype)
+        if size > pool.numel():
+            return torch.rand(tuple(shape), device=self.device).add_(0.1).to(dtype)
+        start = self._start if self._start + size <= pool.numel() else 0
+        self._start = start + size
+        return pool[start : start + prod(shape)].view(tuple(shape)).detach()
 
     def largest_index(self) -> int:
         """One more than the largest integer that is a valid index, class or row for the op."""

@@ -57,6 +57,11 @@ class Sample:
         return statistics.median(self.raw_s)
 
     @property
+    def mean_s(self) -> float:
+        """Mean of the repeats: what a run costs where many are added up, now and then slow ones among them."""
+        return statistics.fmean(self.raw_s)
+
+    @property
     def iqr_s(self) -> float:
         """Distance between the quartiles; 0 with fewer than two repeats."""
         if len(self.raw_s) < 2:
@@ -75,13 +80,13 @@ class Timing:
 
     @property
     def forward_s(self) -> float:
-        """Median seconds of the forward pass."""
-        return self.forward.median_s
+        """Mean seconds of the forward pass."""
+        return self.forward.mean_s
 
     @property
     def backward_s(self) -> float:
-        """Median seconds of the backward pass, 0 where there is none."""
-        return self.backward.median_s if self.backward.raw_s else 0.0
+        """Mean seconds of the backward pass, 0 where there is none."""
+        return self.backward.mean_s if self.backward.raw_s else 0.0
 
 
 @dataclass(frozen=True)
