@@ -5,7 +5,8 @@ import torch
 
 from autopar.graph import DeviceArg, Dtype, Operand, OpKey
 from autopar.measure.local import local_cluster
-from autopar.measure.ops import time_op
+from autopar.measure.ops import OpTrial, time_op
+from autopar.measure.profile import Sample, Timing
 from autopar.measure.session import measuring
 
 CPU = torch.device("cpu")
@@ -70,6 +71,29 @@ def test_larger_products_take_longer() -> None:
     small, large = (time_op(OpKey("aten.mm.default", (floats(n, n), floats(n, n))), CPU) for n in (128, 512))
     assert min(large.forward.raw_s) > 4 * min(small.forward.raw_s)
     assert min(large.backward.raw_s) > 4 * min(small.backward.raw_s)
+
+
+def test_an_optimizer_step_is_timed_as_a_share_of_one_over_many() -> None:
+    """A parameter of 64 times the elements takes at least eight times as long; nothing is differentiated."""
+    small, large = (
+        time_op(OpKey("optimizer.adamw.foreach", (floats(n, grad=False),)), CPU) for n in (1 << 14, 1 << 20)
+    )
+    assert (small.failed, large.failed, large.backward_s) == ("", "", 0.0)
+    assert min(large.forward.raw_s) > 8 * min(small.forward.raw_s)
+
+
+def test_operands_are_other_memory_each_time() -> None:
+    """Two forward runs of one trial read different places of the pool, so that none is found in a cache."""
+    trial = OpTrial(OpKey("aten.linear.default", (floats(4, 64), floats(32, 64))), CPU)
+    (_, first), (_, second) = trial.forward(CPU), trial.forward(CPU)
+    places = [t.data_ptr() for run in (first, second) for t in run.wanted]
+    assert len(set(places)) == len(places) == 4
+
+
+def test_seconds_are_means() -> None:
+    """Of three runs, one of them slow, each costs the third part of what all take: that is what many add up to."""
+    timing = Timing(Sample((1.0, 1.0, 4.0)), Sample((2.0, 4.0)))
+    assert (timing.forward_s, timing.backward_s) == (2.0, 3.0)
 
 
 def test_alone_there_are_no_collectives() -> None:
