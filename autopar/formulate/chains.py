@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import gcd, prod
 from typing import TypeAlias
 
@@ -18,16 +19,18 @@ import numpy as np
 from autopar.cost.pricer import Pricer
 from autopar.engine.eliminate import eliminate
 from autopar.engine.stack_problem import Choices, Floats
+from autopar.formulate.call_prices import CallPrices
 from autopar.formulate.columns import Budget, Column, choices_of
 from autopar.formulate.figures import layer_figures
 from autopar.formulate.labels import LabelSpace, label_space
 from autopar.formulate.ladder import ONLY_BYTES, coarse_ladder, fine_ladder, modes_of
 from autopar.formulate.rates import ParameterRates
+from autopar.formulate.relayout_prices import RelayoutPrices
 from autopar.formulate.run_tables import Arc, CheapestChains, RunTables
 from autopar.formulate.runs import LayerRun, Surroundings
+from autopar.formulate.storing import storage_costs, undominated
 from autopar.formulate.tables import (
     Price,
-    RelayoutPrices,
     Setting,
     SpaceCosts,
     label_graph,
@@ -43,8 +46,16 @@ STORAGES_TRIED = 3
 _Choice: TypeAlias = tuple[tuple[int, ...], int, bool]
 """Labels of a layer's variables, ZeRO level, recomputation."""
 
-Spaces: TypeAlias = dict[tuple[Surroundings, tuple[int, ...], int], LabelSpace]
-"""Choices of layers by surroundings, mesh and what the batch has in common with the number of devices."""
+
+class Known:
+    """What the scenarios of a search share: calls priced before, and choices of layers laid out before.
+
+    `spaces`: by surroundings, mesh and what the batch has in common with the number of devices.
+    """
+
+    def __init__(self, pricer: Pricer) -> None:
+        self.calls = CallPrices(pricer)
+        self.spaces: dict[tuple[Surroundings, tuple[int, ...], int], LabelSpace] = {}
 
 
 @dataclass
@@ -52,7 +63,7 @@ class Chains:
     """Tables and columns of a model's layers over a mesh.
 
     `shares`: devices' worth of memory that all layers together have (stages of a pipeline). `in_flight`: numbers of
-    microbatches under way that are reckoned with. `spaces`: choices laid out before, by whoever shares the dict.
+    microbatches under way that are reckoned with. `known`: of whoever shares it.
     """
 
     runs: tuple[LayerRun, ...]
@@ -60,9 +71,9 @@ class Chains:
     pricer: Pricer
     budget: Budget
     relayouts: RelayoutPrices
+    known: Known
     shares: int = 1
     in_flight: tuple[int, ...] = (1,)
-    spaces: Spaces = field(default_factory=dict)
     states: dict[Layout, int] = field(default_factory=dict)
     _tables: list[RunTables | None] = field(default_factory=list)
 
@@ -97,27 +108,39 @@ class Chains:
         costs = self._all_costs()
         coarse = self._ladder(costs)
         if self.setting.staged:
-            self._make_tables(costs, [(price, self.in_flight[-1], 1.0) for price in coarse[::2]])
+            self._make_tables(costs, [(price, self.in_flight[-1], 1.0) for price in coarse[::2]], bounding=False)
             return
-        self._make_tables(costs, self._bounding(coarse))
+        ladder = coarse
         if len(coarse) > 1:
+            self._make_tables(costs, self._bounding(coarse))
             best = int(np.argmax(self._bounds([(price, self.in_flight[0], 1.0) for price in coarse])))
-            self._make_tables(costs, self._bounding(fine_ladder(coarse, best)))
+            ladder = fine_ladder(coarse, best)
+        self._make_tables(costs, self._bounding(ladder), bounding=False)
+
+    def lean_tables(self) -> None:
+        """Tables for the columns that hold least."""
+        self._make_tables(self._all_costs(), [], bounding=False)
 
     def forget(self) -> None:
         """Drop the tables: there may be hundreds."""
         self._tables = []
 
-    def _make_tables(self, costs: Mapping[Surroundings, SpaceCosts], prices: list[Price]) -> None:
-        """Tables of the runs whose costs are given."""
-        rates, tables = self._rates(), {}
+    def _make_tables(
+        self, costs: Mapping[Surroundings, SpaceCosts], prices: list[Price], bounding: bool = True
+    ) -> None:
+        """Tables of the runs whose costs are given; those that only serve bounds leave dominated modes out."""
+        tables = {}
         for around, cost in costs.items():
             modes = list(modes_of(around, cost.space, [*prices, self._only_bytes]))
+            if bounding:
+                modes = undominated(cost.space, around, self.setting, modes, self._rates)
+            stored = storage_costs(cost.space, around, self.setting, modes, self._rates)
             passing = passing_seconds(cost.space, around, self.setting, self.relayouts)
-            solved = eliminate(label_graph(cost, passing, around, self.setting, modes, rates))
+            solved = eliminate(label_graph(cost, passing, self.setting, modes, stored))
             tables[around] = RunTables(around, cost.space, modes, solved, self._number(cost.space))
         self._tables = [tables.get(run.around) for run in self.runs]
 
+    @cached_property
     def _rates(self) -> ParameterRates:
         return ParameterRates(
             self.pricer, self.setting.mesh, self.budget.policy, self.budget.optimizer,
@@ -147,15 +170,15 @@ class Chains:
         return found
 
     def _costs_of(self, run: LayerRun) -> SpaceCosts:
-        return space_costs(self._space(run), run.around, self.setting, self.pricer, self.relayouts)
+        return space_costs(self._space(run), run.around, self.setting, self.known.calls, self.relayouts)
 
     def _space(self, run: LayerRun) -> LabelSpace:
         """Which choices there are depends on what the batch has in common with the devices alone."""
         sizes = self.setting.sizes
         key = replace(run.around, passing=()), sizes, gcd(self.setting.batch, prod(sizes))
-        if key not in self.spaces:
-            self.spaces[key] = label_space(run.layer, run.around, sizes, self.setting.batch)
-        return self.spaces[key]
+        if key not in self.known.spaces:
+            self.known.spaces[key] = label_space(run.layer, run.around, sizes, self.setting.batch)
+        return self.known.spaces[key]
 
     def _trained_elements(self) -> int:
         """Elements of all parameters, a power of two."""

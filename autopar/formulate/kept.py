@@ -25,8 +25,7 @@ Bytes: TypeAlias = NDArray[np.float64]
 def call_of(placed: Placed, option: Option, layer: LayerClass) -> Call:
     """The lowered form of an op under an option."""
     op, rule = placed.op, rule_for(placed.op, layer)
-    kernels = {} if rule is None else rule.kernels
-    kernel = next((kernels[f] for f in option.factors if f in kernels), "")
+    kernel = "" if rule is None else rule.kernel(option.factors)
     return Call(op, op.operands, option.operands, option.results, option.factors, kernel)
 
 
@@ -35,10 +34,10 @@ def saved_bytes(space: LabelSpace, around: Surroundings, batch: int) -> list[Byt
     total = [np.zeros(len(v)) for v in space.variables]
     free = {*space.layer.params, *space.layer.buffers, *around.held}
     for placed in space.placed:
-        found = {o: _kept_by(call_of(placed, o, space.layer), space, batch) for o in set(placed.options) if o}
-        new = {root for kept in found.values() for root in kept} - free
-        each = {o: sum(kept[root] for root in new if root in kept) for o, kept in found.items()}
-        total[placed.variable] += [0.0 if o is None else each[o] for o in placed.options]
+        found = [_kept_by(call_of(placed, o, space.layer), space, batch) for o in placed.distinct]
+        new = {root for kept in found for root in kept} - free
+        each = [sum(kept[root] for root in new if root in kept) for kept in found]
+        total[placed.variable] += np.array([*each, 0.0])[placed.which]
         free |= new - {""}
     return total
 

@@ -11,7 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autopar.formulate.runs import Surroundings
 from autopar.formulate.states import combine
@@ -68,6 +72,18 @@ class Placed:
     op: Op
     variable: int
     options: tuple[Option | None, ...]
+
+    @cached_property
+    def distinct(self) -> tuple[Option, ...]:
+        """The legal options, each once."""
+        return tuple(dict.fromkeys(option for option in self.options if option is not None))
+
+    @cached_property
+    def which(self) -> NDArray[np.intp]:
+        """Which of the distinct options each label has; as many as there are where it is illegal."""
+        numbers: dict[Option | None, int] = {option: i for i, option in enumerate(self.distinct)}
+        numbers[None] = len(numbers)
+        return np.array([numbers[option] for option in self.options], dtype=np.intp)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 
@@ -14,15 +14,16 @@ from autopar.cost.schedule import Shape
 from autopar.cost.work import model_flops
 from autopar.errors import ConfigError
 from autopar.formulate.book import StageBook
-from autopar.formulate.chains import Chains, Spaces
+from autopar.formulate.chains import Chains, Known
 from autopar.formulate.columns import Budget
 from autopar.formulate.config import Constraint, ManualConfig
 from autopar.formulate.mesh import config_mesh, mesh_of
 from autopar.formulate.pins import Pins, pins_of, pins_of_constraints
 from autopar.formulate.pipeline import Cuts, PipelineScenario
+from autopar.formulate.relayout_prices import RelayoutPrices
 from autopar.formulate.runs import layer_runs
 from autopar.formulate.stages import Units, block_indices, even_cuts
-from autopar.formulate.tables import RelayoutPrices, Setting
+from autopar.formulate.tables import Setting
 from autopar.graph import OpGraph
 from autopar.plan import MeshAxis
 
@@ -38,7 +39,7 @@ class Pipelines:
     pricer: Pricer
     global_batch: int
     budget: Budget
-    spaces: Spaces = field(default_factory=dict)
+    known: Known
 
     def searched(self, devices: int, constraints: Sequence[Constraint]) -> Iterator[PipelineScenario]:
         """Every number of groups of equal size, mesh of a group, number of microbatches and schedule.
@@ -100,7 +101,7 @@ class Pipelines:
         most = min(groups, count)
         chains = Chains(
             layer_runs(self.graph, pins, staged=True), setting, self.pricer, self.budget,
-            RelayoutPrices(self.pricer, mesh), groups, tuple(sorted({1, most})), self.spaces,
+            RelayoutPrices(self.pricer, mesh), self.known, groups, tuple(sorted({1, most})),
         )  # fmt: skip
         return StageBook(units, chains)
 

@@ -14,17 +14,18 @@ from autopar.engine.search import Answer, Scenario, search
 from autopar.engine.stack_problem import Status
 from autopar.errors import ConfigError, InfeasibleError
 from autopar.formulate.assemble import Solved, assemble
-from autopar.formulate.chains import Spaces
+from autopar.formulate.chains import Known
 from autopar.formulate.config import Constraint, ManualConfig, parse_constraints
 from autopar.formulate.kinds import kind_of
 from autopar.formulate.mesh import config_mesh, search_meshes
 from autopar.formulate.pins import Pins, covered_ops, pins_of, pins_of_constraints
 from autopar.formulate.pipeline import PipelineScenario, SolvedPipeline
 from autopar.formulate.pipelines import Pipelines
+from autopar.formulate.relayout_prices import RelayoutPrices
 from autopar.formulate.runs import layer_runs
 from autopar.formulate.scenario import Budget, SolvedScenario, StageScenario
 from autopar.formulate.stages import block_indices
-from autopar.formulate.tables import RelayoutPrices, Setting
+from autopar.formulate.tables import Setting
 from autopar.graph import OpGraph
 from autopar.plan import Fingerprint, MeshAxis, PlanRecord, Request
 from autopar.shard.rules import rule_for
@@ -98,7 +99,7 @@ class Planner:
         constraints = parse_constraints(list(self.request.constraints))
         _refuse_unmatched(constraints, self.graph)
         budget = Budget(limit, self.request.policy, self.request.optimizer)
-        spaces: Spaces = {}
+        known = Known(self.pricer)
         one_stage = all(c.key != "pp" or c.value == "1" for c in constraints)
         for mesh in search_meshes(self.cluster, self.used_devices) if one_stage else ():
             pins = pins_of_constraints(constraints, mesh, self.graph)
@@ -108,12 +109,12 @@ class Planner:
             for last, count in self._microbatch_counts(mesh, pins[-1], constraints):
                 runs = layer_runs(self.graph, [*pins[:-1], last])
                 setting = Setting(mesh, self.request.global_batch // count, count)
-                yield StageScenario(runs, setting, self.pricer, budget, relayouts, spaces)
-        yield from self._pipelines(limit).searched(self.used_devices, constraints)
+                yield StageScenario(runs, setting, self.pricer, budget, relayouts, known)
+        yield from self._pipelines(limit, known).searched(self.used_devices, constraints)
 
-    def _pipelines(self, limit: int | None) -> Pipelines:
+    def _pipelines(self, limit: int | None, known: Known) -> Pipelines:
         budget = Budget(limit, self.request.policy, self.request.optimizer)
-        return Pipelines(self.graph, self.pricer, self.request.global_batch, budget)
+        return Pipelines(self.graph, self.pricer, self.request.global_batch, budget, known)
 
     def _microbatch_counts(
         self, mesh: tuple[MeshAxis, ...], pins: Pins, constraints: Sequence[Constraint]
@@ -154,7 +155,7 @@ class Planner:
                 f"{max(too_many)}; give microbatch_size={max(too_many) * config.microbatch_size // config.dp} or more."
             )
         if config.pp > 1:
-            return self._pipelines(limit).configured(config, count)
+            return self._pipelines(limit, Known(self.pricer)).configured(config, count)
         mesh = config_mesh(config, len(blocks))
         pins = [
             pins_of(config, blocks.index(i) if i in blocks else None, mesh, len(blocks))
@@ -163,7 +164,7 @@ class Planner:
         runs = layer_runs(self.graph, pins)
         setting = Setting(mesh, batch, count)
         budget = Budget(limit, self.request.policy, self.request.optimizer)
-        return StageScenario(runs, setting, self.pricer, budget, RelayoutPrices(self.pricer, mesh))
+        return StageScenario(runs, setting, self.pricer, budget, RelayoutPrices(self.pricer, mesh), Known(self.pricer))
 
     # --- answers --------------------------------------------------------------------------------------------------
 

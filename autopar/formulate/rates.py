@@ -9,13 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+
 from autopar.cost.demand import Demand, price_demands
 from autopar.cost.pricer import Pricer
 from autopar.cost.states import state_bytes
 from autopar.cost.sync import optimizer_demand, sync_demand
-from autopar.graph import DTYPE_BYTES, TensorSpec
+from autopar.engine.stack_problem import Floats
+from autopar.graph import DTYPE_BYTES, Layout, TensorSpec
 from autopar.plan import DtypePolicy, MeshAxis
-from autopar.shard.storage import ParameterStorage
+from autopar.shard.storage import Axes, ParameterStorage, parameter_storage
 
 
 @dataclass(frozen=True)
@@ -48,10 +51,25 @@ class ParameterRates:
         self._optimizer, self._microbatches = optimizer, num_microbatches
         self._elements, self._staged = elements, staged
         self._rate = lru_cache(maxsize=None)(self._compute)
+        self._tables: dict[object, Floats] = {}
 
     def of(self, storage: ParameterStorage, spec: TensorSpec) -> Rate:
         """Rate of a parameter kept as `storage` says."""
         return self._rate(storage, spec.requires_grad, spec.dtype)
+
+    def table(self, spec: TensorSpec, layouts: tuple[Layout | None, ...], zero: int, data_axes: Axes) -> Floats:
+        """(3, layouts): rates of a parameter that layers read in each layout; inf seconds where there is none."""
+        key = (layouts, bool(spec.shape), spec.requires_grad, spec.dtype, zero, data_axes)
+        if key not in self._tables:
+            rows = [self._row(spec, layout, zero, data_axes) for layout in layouts]
+            self._tables[key] = np.array(rows, dtype=np.float64).reshape(-1, 3).T
+        return self._tables[key]
+
+    def _row(self, spec: TensorSpec, layout: Layout | None, zero: int, data_axes: Axes) -> tuple[float, float, float]:
+        if layout is None:
+            return np.inf, 0.0, 0.0
+        rate = self.of(parameter_storage(spec, layout, data_axes, zero), spec)
+        return rate.micro_s, rate.step_s, rate.held_bytes
 
     def _compute(self, storage: ParameterStorage, trained: bool, dtype: str) -> Rate:
         ways = storage.ways(tuple(axis.size for axis in self._mesh))

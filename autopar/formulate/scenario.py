@@ -10,10 +10,11 @@ import numpy as np
 from autopar.cost.pricer import Pricer
 from autopar.engine.stack import StackOptions, solve_stack
 from autopar.engine.stack_problem import Run, StackSolution, Status
-from autopar.formulate.chains import Chains, Spaces
+from autopar.formulate.chains import Chains, Known
 from autopar.formulate.columns import Budget, Column, free_problem
+from autopar.formulate.relayout_prices import RelayoutPrices
 from autopar.formulate.runs import LayerRun
-from autopar.formulate.tables import RelayoutPrices, Setting
+from autopar.formulate.tables import Setting
 
 __all__ = ["Budget", "Column", "SolvedScenario", "StageScenario"]
 
@@ -39,12 +40,12 @@ class StageScenario:
     pricer: Pricer
     budget: Budget
     relayouts: RelayoutPrices
-    spaces: Spaces = field(default_factory=dict)
+    known: Known
     least_bytes: float = np.inf
     _chains: Chains = field(init=False)
 
     def __post_init__(self) -> None:
-        self._chains = Chains(self.runs, self.setting, self.pricer, self.budget, self.relayouts, spaces=self.spaces)
+        self._chains = Chains(self.runs, self.setting, self.pricer, self.budget, self.relayouts, self.known)
 
     @property
     def name(self) -> str:
@@ -98,7 +99,7 @@ class StageScenario:
         """A limit under which `solve` has an answer, near the least there is; inf where nothing is legal."""
         if not self._chains.possible:
             return np.inf
-        self._chains.bound_tables()
+        self._chains.lean_tables()
         columns = self._chains.columns(leanest=True)
         self._chains.forget()
         return self._solve_stack(columns, 1, StackOptions()).peak_bytes or np.inf

@@ -11,12 +11,15 @@ from torch import Tensor, nn
 
 from autopar.cost.roofline import RooflinePricer
 from autopar.engine.eliminate import eliminate
+from autopar.formulate.call_prices import CallPrices
 from autopar.formulate.figures import layer_figures
 from autopar.formulate.mesh import mesh_of
 from autopar.formulate.pins import Pins
 from autopar.formulate.planner import Planner
+from autopar.formulate.relayout_prices import RelayoutPrices
 from autopar.formulate.runs import layer_runs
-from autopar.formulate.tables import RelayoutPrices, Setting, label_graph, passing_seconds, space_costs
+from autopar.formulate.storing import storage_costs
+from autopar.formulate.tables import Setting, label_graph, passing_seconds, space_costs
 from autopar.graph import OpGraph
 from autopar.plan import POLICIES
 from autopar.trace import trace
@@ -53,9 +56,10 @@ def priced_by_bytes(laid: Laid, relayouts: RelayoutPrices) -> Laid:
     """The same labels with a price on bytes alone."""
     modes = [replace(mode, byte_price=1.0, second_weight=NO_TIME) for mode in modes_of(laid.space, laid.run)]
     around, setting = laid.run.around, laid.setting
-    costs = space_costs(laid.space, around, setting, laid.pricer, relayouts)
+    costs = space_costs(laid.space, around, setting, CallPrices(laid.pricer), relayouts)
     passing = passing_seconds(laid.space, around, setting, relayouts)
-    return replace(laid, modes=modes, graph=label_graph(costs, passing, around, setting, modes, laid.rates))
+    stored = storage_costs(laid.space, around, setting, modes, laid.rates)
+    return replace(laid, modes=modes, graph=label_graph(costs, passing, setting, modes, stored))
 
 
 @pytest.mark.parametrize("microbatches", [1, 3])

@@ -12,6 +12,7 @@ from autopar.cost.schedule import Shape, in_flight, simulate
 from autopar.engine.partition import least_step_s
 from autopar.errors import ConfigError, InfeasibleError
 from autopar.formulate.book import Chunk, Seam, StageBook
+from autopar.formulate.chains import Known
 from autopar.formulate.columns import Budget, Column
 from autopar.formulate.config import ManualConfig, parse_constraints
 from autopar.formulate.pipelines import Pipelines
@@ -116,7 +117,7 @@ def test_stages_against_brute_force(share: float | None) -> None:
     limit = None if share is None else int(free.plan().peak_tensor_bytes * share)
     maker = planner("llama", "1x2xa100-80gb", 8, limit, ("pp=2",))
     budget = Budget(maker.limit_bytes, POLICIES[maker.request.dtype], maker.request.optimizer)
-    pipelines = Pipelines(maker.graph, maker.pricer, 8, budget)
+    pipelines = Pipelines(maker.graph, maker.pricer, 8, budget, Known(maker.pricer))
     for scenario in pipelines.searched(2, parse_constraints(["pp=2", "microbatch_size=1"])):
         if scenario.shape.chunks > 1:
             continue

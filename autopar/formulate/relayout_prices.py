@@ -1,0 +1,90 @@
+"""Seconds of layout changes on one mesh, from all layouts to all others at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.cost.moves import Piece, Pieces, relayout_pieces
+from autopar.cost.pricer import Pricer, Seconds
+from autopar.graph import Layout, TensorSpec
+from autopar.plan import MeshAxis
+
+Layouts: TypeAlias = tuple[Layout | None, ...]
+"""Layouts by label; None = illegal."""
+
+
+class RelayoutPrices:
+    """Each piece of work is asked for once for each size of tensor, each table is made once."""
+
+    def __init__(self, pricer: Pricer, mesh: tuple[MeshAxis, ...]) -> None:
+        self._pricer, self._mesh = pricer, mesh
+        self._known: dict[tuple[int, str], dict[Piece, float]] = {}
+        self._tables: dict[tuple[int, str, bool, Layouts, Layouts], tuple[Seconds, Seconds]] = {}
+
+    def table(self, spec: TensorSpec, sources: Layouts, targets: Layouts, batch: int) -> tuple[Seconds, Seconds]:
+        """Forward and backward seconds from each source to each target, shape (sources, targets); inf = illegal.
+
+        The tables are shared: they must not be changed.
+        """
+        key = (prod(spec.shape_at(batch)), spec.dtype, spec.requires_grad, sources, targets)
+        if key not in self._tables:
+            self._tables[key] = self._table(*key)
+        return self._tables[key]
+
+    def _table(
+        self, elements: int, dtype: str, trained: bool, sources: Layouts, targets: Layouts
+    ) -> tuple[Seconds, Seconds]:
+        changes = _changes(sources, targets, self._mesh)
+        known = self._priced(elements, dtype, changes.pieces)
+        forward = _sums(changes.forward, known)[changes.which]
+        if not trained:
+            return forward, np.where(np.isinf(forward), np.inf, 0.0)
+        return forward, _sums(changes.backward, known)[changes.which]
+
+    def _priced(self, elements: int, dtype: str, pieces: Sequence[Piece]) -> dict[Piece, float]:
+        """Seconds of pieces on tensors of this size."""
+        known = self._known.setdefault((elements, dtype), {})
+        new = [piece for piece in pieces if piece not in known]
+        local, sent = [p for p in new if p.is_local], [p for p in new if not p.is_local]
+        if local:
+            times = self._pricer.ops([p.op_key(elements, dtype) for p in local])
+            known.update(zip(local, times.forward_s.tolist(), strict=True))
+        if sent:
+            moved = self._pricer.collectives([p.collective_key(elements, dtype) for p in sent])
+            known.update(zip(sent, moved.seconds.tolist(), strict=True))
+        return known
+
+
+class _Changes(NamedTuple):
+    """Distinct changes of layout as pieces of work; `which` (sources, targets) of them, the last where illegal."""
+
+    forward: tuple[Pieces, ...]
+    backward: tuple[Pieces, ...]
+    pieces: tuple[Piece, ...]
+    which: NDArray[np.intp]
+
+
+@lru_cache(maxsize=1 << 12)
+def _changes(sources: Layouts, targets: Layouts, mesh: tuple[MeshAxis, ...]) -> _Changes:
+    """The changes from every source to every target."""
+    numbers: dict[tuple[Pieces, Pieces] | None, int] = {}
+    rows, columns = (tuple(dict.fromkeys(layouts)) for layouts in (sources, targets))
+    found = [[None if s is None or t is None else relayout_pieces(s, t, mesh) for t in columns] for s in rows]
+    distinct = dict.fromkeys(change for row in found for change in row if change is not None)
+    numbers = {change: i for i, change in enumerate([*distinct, None])}
+    which = np.array([[numbers[change] for change in row] for row in found], dtype=np.intp)
+    pick = np.ix_([rows.index(s) for s in sources], [columns.index(t) for t in targets])
+    forward, backward = (tuple(change[way] for change in distinct) for way in (0, 1))
+    pieces = tuple(sorted({piece for change in (*forward, *backward) for piece in change}))
+    return _Changes(forward, backward, pieces, which[pick])
+
+
+def _sums(changes: Sequence[Pieces], known: dict[Piece, float]) -> Seconds:
+    """Seconds of each change, and inf."""
+    return np.array([*(sum(map(known.__getitem__, pieces)) for pieces in changes), np.inf], dtype=np.float64)
