@@ -6,13 +6,14 @@ once a kernel that reads or writes it. A causal attention counts half.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from math import prod
 from typing import NamedTuple, TypeAlias
 
 from autopar.graph import DTYPE_BYTES, Dtype, Extent, LayerClass, Op, Operand, OpGraph, OpKey, Ref, TensorSpec
 from autopar.shard.table import PAIR_LOSSES, POINTWISE
+from autopar.trace.equation import terms_of
 
 
 class Gemm(NamedTuple):
@@ -155,6 +156,31 @@ def _matmul(_: OpKey, operands: list[Operand]) -> tuple[Pass, Pass]:
     m = a.shape[-2] if len(a.shape) > 1 else 1
     batch = max(prod(a.shape[:-2]), prod(b.shape[:-2]))
     return _product((batch, m, n, k), a, b)
+
+
+def _einsum(key: OpKey, operands: list[Operand]) -> tuple[Pass, Pass]:
+    """Operands are multiplied from left to right: labels that both have and nothing needs later are summed over."""
+    terms, made = terms_of(str(key.args[0]), [len(o.shape) for o in operands])
+    sizes = {label: n for o, term in zip(operands, terms, strict=True) for label, n in zip(term, o.shape, strict=True)}
+
+    def extent(labels: Iterable[str]) -> int:
+        return prod(sizes[label] for label in labels)
+
+    left, have, forward, backward = operands[0], terms[0], NOTHING, NOTHING
+    for i, (right, term) in enumerate(zip(operands[1:], terms[1:], strict=True), start=2):
+        later = {label for t in (*terms[i:], made) for label in t}
+        both, own = [c for c in have if c in term], [c for c in term if c not in have]
+        batch, summed = [c for c in both if c in later], [c for c in both if c not in later]
+        rows = [c for c in have if c not in term]
+        one, other = _product((extent(batch), extent(rows), extent(own), extent(summed)), left, right)
+        forward, backward = _both(forward, one), _both(backward, other)
+        have = tuple(c for c in (*have, *own) if c in later)
+        left = Operand(tuple(sizes[c] for c in have), left.dtype, left.requires_grad or right.requires_grad)
+    return (forward, backward) if len(operands) > 1 else _reduction(key, operands)
+
+
+def _both(one: Pass, other: Pass) -> Pass:
+    return Pass(one.bytes + other.bytes, one.gemms + other.gemms, one.launches + other.launches)
 
 
 def _attention(key: OpKey, operands: list[Operand]) -> tuple[Pass, Pass]:
@@ -321,8 +347,8 @@ _VIEWS = frozenset({
 _REDUCTIONS = ("sum", "mean", "amax", "amin", "max", "min", "var", "std", "prod", "any", "all", "argmax", "cumsum")
 
 _HEAVY = frozenset({
-    "linear", "addmm", "mm", "bmm", "matmul", "scaled_dot_product_attention", "embedding", "cross_entropy_loss",
-    "layer_norm", "rms_norm", "softmax", "_safe_softmax", "conv1d", "conv2d", "conv3d",
+    "linear", "addmm", "mm", "bmm", "matmul", "einsum", "scaled_dot_product_attention", "embedding",
+    "cross_entropy_loss", "layer_norm", "rms_norm", "softmax", "_safe_softmax", "conv1d", "conv2d", "conv3d",
     "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "batch_norm", "group_norm",
     "_native_batch_norm_legit_functional",
 })  # fmt: skip
@@ -348,6 +374,7 @@ _FORMULAS: dict[str, Formula] = {
     "linear": _linear,
     "addmm": _addmm,
     **dict.fromkeys(("mm", "bmm", "matmul"), _matmul),
+    "einsum": _einsum,
     "scaled_dot_product_attention": _attention,
     **dict.fromkeys(("embedding", "embedding_rows"), _embedding),
     **dict.fromkeys(

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from autopar.graph import Op, Ref, TensorSpec
 from autopar.shard.views import view_line
+from autopar.trace.equation import terms_of
 
 
 @dataclass(frozen=True)
@@ -142,9 +143,13 @@ def matmul(site: Site) -> str:
 
 
 def einsum(site: Site) -> str | None:
-    """The equation is the rule; None without an explicit result or with a repeated index in one term."""
-    equation = str(site.argument(0, "equation")).replace(" ", "").replace("...", ".")
-    if "->" not in equation or any(t.count(c) > 1 for t in equation.replace("->", ",").split(",") for c in t):
+    """The equation is the rule; None with a repeated index in one term."""
+    equation = str(site.argument(0, "equation")).replace(" ", "")
+    if "->" not in equation:
+        _, made = terms_of(equation, [len(spec.shape) for spec in site.operands])
+        equation += "->" + "..." * ("." in equation) + "".join(label for label in made if label.isalpha())
+    equation = equation.replace("...", ".")
+    if any(t.count(c) > 1 for t in equation.replace("->", ",").split(",") for c in t):
         return None
     sides = [", ".join(" ".join(t).replace(".", "...") for t in side.split(",")) for side in equation.split("->")]
     return " -> ".join(sides)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from autopar.graph import Argument, Extent, LayerClass, LossForm, Op, OpGraph, Ref, TensorSpec
+from autopar.trace.equation import terms_of
 from autopar.trace.randomness import draws
 from autopar.trace.run import argument, overload
 
@@ -236,6 +237,7 @@ def _apart(op: Op, name: str, specs: list[TensorSpec], operands: list[TensorSpec
         **dict.fromkeys(("layer_norm", "rms_norm"), lambda: at < -_length(op.args[1])),
         **dict.fromkeys(("pad", "constant_pad_nd"), lambda: at < -_length(op.args[1]) // 2),
         **dict.fromkeys(("tril", "triu"), lambda: at < -2),
+        "einsum": lambda: _one_label(op, operands, result),
         "one_hot": lambda: specs[0].batch_dim == result.batch_dim,
         "embedding": lambda: len(specs) == 1 and operands[0].batch_dim is None,
         "scaled_dot_product_attention": lambda: all(_from_end(s) < -2 for s in specs),
@@ -271,6 +273,13 @@ def _contracts_batch(name: str, operands: list[TensorSpec]) -> bool:
     left, right = operands[-2:] if name in ("addmm", "baddbmm") else operands[:2]
     inner = right.shape[-1] if name == "linear" else right.shape[max(len(right.shape) - 2, 0)]
     return left.shape[-1].is_batch or inner.is_batch
+
+
+def _one_label(op: Op, operands: list[TensorSpec], result: TensorSpec) -> bool:
+    """Whether the batch dims of an einsum's operands and of its result have one label."""
+    terms, made = terms_of(str(op.args[0]), [len(s.shape) for s in operands])
+    labelled = [*zip(operands, terms, strict=True), (result, made)]
+    return len({term[s.batch_dim] for s, term in labelled if s.batch_dim is not None}) == 1
 
 
 def _touches_batch(op: Op, specs: list[TensorSpec]) -> bool:

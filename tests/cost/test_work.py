@@ -26,6 +26,28 @@ PRODUCTS = [
 ]
 
 
+EINSUMS = [
+    ("bsd,edf->bsef", (3, 5, 7), (2, 7, 11)),
+    ("bij,bjk->bik", (3, 5, 7), (3, 7, 11)),
+    ("...hd,...td->...ht", (2, 3, 5, 7), (2, 3, 11, 7)),
+    ("ij,jk", (5, 7), (7, 11)),
+    ("bsef,efd,bse->bsd", (3, 5, 2, 11), (2, 11, 7), (3, 5, 2)),
+]
+
+
+@pytest.mark.parametrize(("equation", "shapes"), [(e, s) for e, *s in EINSUMS])
+def test_einsums_equal_torchs_own_count(equation: str, shapes: list[tuple[int, ...]]) -> None:
+    """Forward and backward FLOPs of an einsum are those that torch's flop counter sees in a real run."""
+    operands = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    with FlopCounterMode(display=False) as forward:
+        out = torch.einsum(equation, *operands)
+    with FlopCounterMode(display=False) as backward:
+        out.sum().backward()
+    found = work(OpKey("aten.einsum.default", (equation, tuple(tensor(*shape) for shape in shapes))))
+    assert found.forward.flops == forward.get_total_flops()
+    assert found.backward.flops == backward.get_total_flops()
+
+
 @pytest.mark.parametrize("key", PRODUCTS, ids=lambda k: f"{k.target}-{len(k.args[0].shape)}")
 def test_products_equal_torchs_own_count(key: OpKey) -> None:
     """Forward and backward FLOPs of matrix products are those that torch's flop counter sees in a real run."""

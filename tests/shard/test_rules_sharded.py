@@ -52,6 +52,7 @@ CASES: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("dot", (_reals(8), _reals(8)), {}, "k"),
     ("outer", (_reals(8), _reals(6)), {}, "m n"),
     ("einsum", ("bsk,nk->bsn", (_reals(4, 6, 8), _reals(12, 8))), {}, "b s k n"),
+    ("einsum", ("sk,kn", (_reals(6, 8), _reals(8, 12))), {}, "k n s"),
     ("einsum", ("...hd,...td->...ht", (_reals(4, 6, 2), _reals(4, 3, 2))), {}, "d0 h t d"),
     ("conv2d", (_reals(4, 6, 5, 5), _reals(8, 6, 3, 3), _reals(8)), {}, "b i o"),
     ("conv2d", (_reals(4, 6, 5, 5), _reals(8, 3, 3, 3), _reals(8), [1, 1], [0, 0], [1, 1], 2), {}, "b"),

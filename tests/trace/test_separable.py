@@ -43,10 +43,13 @@ APART: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] 
     "two sums": (_same, lambda x: x.sum() + x.abs().sum()),
     "slices": (lambda x: torch.cat((x[:, 2:], x[:, :2]), dim=1), _mean),
     "sum over the batch size": (_same, lambda x: x.sum() / x.shape[0]),
+    "einsum of features": (lambda x: torch.einsum("b...,b...->b...", x, x), _mean),
     "mean of means": (_same, lambda x: x.mean(dim=1).mean()),
 }
 TOGETHER: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "contrastive": (_same, lambda x: (x @ x.t()).softmax(-1).mean()),
+    "einsum of pairs": (lambda x: torch.einsum("bi,ci->bc", x, x), _mean),
+    "einsum over samples": (lambda x: torch.einsum("bi,bj->ij", x, x), _mean),
     "softmax of samples": (lambda x: x.softmax(0), _mean),
     "running sum": (lambda x: x.cumsum(0), _mean),
     "centred": (lambda x: x - x.mean(dim=0), _mean),
