@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from autopar.cost.activations import activations
+from autopar.cost.activations import Activations
 from autopar.cost.states import HeldParameter, parameter_bytes
 from autopar.graph import DTYPE_BYTES, local_shape
 from autopar.plan import DtypePolicy
@@ -42,20 +42,16 @@ def layer_memory(
     policy: DtypePolicy,
     optimizer: str,
     parameters: Sequence[HeldParameter],
+    walked: Activations,
     recompute: str = "none",
-    *,
-    held: frozenset[str] = frozenset(),
-    unread: frozenset[int] = frozenset(),
-    promised: frozenset[int] = frozenset(),
-    accumulates: bool = False,
     model_share: float = 1.0,
 ) -> LayerMemory:
     """Memory of a lowered layer at a global microbatch of `batch` samples.
 
-    `parameters` are those that count here (`cost/states.py`). `held`, `unread`, `promised`, `accumulates`: see
-    `cost/activations.py`. `model_share`: how many times the layer's parameters those of the model are.
+    `parameters` are those that count here (`cost/states.py`), `walked` the program's activations. `model_share`: how
+    many times the layer's parameters those of the model are.
     """
-    walked, again = activations(program, batch, held, unread, promised, accumulates), recompute == "full"
+    again = recompute == "full"
     states = [parameter_bytes(p, policy, optimizer) for p in parameters]
     buffers = sum(_buffer_bytes(program, name, batch) for name in program.buffers)
     return LayerMemory(

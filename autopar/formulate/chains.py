@@ -16,12 +16,13 @@ from typing import TypeAlias
 
 import numpy as np
 
+from autopar.cost.layer import LayerFigures
 from autopar.cost.pricer import Pricer
 from autopar.engine.eliminate import eliminate
 from autopar.engine.stack_problem import Choices, Floats
 from autopar.formulate.call_prices import CallPrices
 from autopar.formulate.columns import Budget, Column, choices_of
-from autopar.formulate.figures import layer_figures
+from autopar.formulate.figures import LoweredLayer, layer_figures, lowered
 from autopar.formulate.labels import LabelSpace, label_space
 from autopar.formulate.ladder import ONLY_BYTES, coarse_ladder, fine_ladder, modes_of
 from autopar.formulate.rates import ParameterRates
@@ -38,7 +39,7 @@ from autopar.formulate.tables import (
     space_costs,
 )
 from autopar.graph import Layout
-from autopar.plan import data_axes_of
+from autopar.plan import LayerStrategy, data_axes_of
 
 STORAGES_TRIED = 3
 """How many storage layouts of a tied parameter are followed up at each price."""
@@ -258,10 +259,17 @@ class Chains:
         """
         found: list[dict[_Choice, Column]] = [{} for _ in self.runs]
         prices = [self._only_bytes] if leanest else [*self.prices, self._only_bytes]
+        programs: dict[tuple[int, tuple[int, ...], bool], LoweredLayer] = {}
         for r, arc in dict.fromkeys(self._promising(prices)):
             choice = self._choice(r, arc)
-            if choice not in found[r]:
-                found[r][choice] = self._column(r, arc, choice)
+            if choice in found[r]:
+                continue
+            labels, zero, recompute = choice
+            strategy = self._made[r].space.strategy(dict(enumerate(labels)), zero, "full" if recompute else "none")
+            if (r, labels, recompute) not in programs:
+                programs[r, labels, recompute] = lowered(self.runs[r], strategy, self.setting)
+            tie = arc.storage * 4 + zero if arc.storage >= 0 else -1
+            found[r][choice] = Column(strategy, self._figures(r, strategy, programs[r, labels, recompute]), tie)
         return tuple(tuple(c.values()) for c in found)
 
     def choices(self, columns: Sequence[Column]) -> Choices:
@@ -289,10 +297,6 @@ class Chains:
         kept = (arc.entry, arc.exit, arc.storage)[: 2 + len(tables.space.tied)]
         return tables.solved.decode(arc.mode, kept), mode.zero, mode.recompute
 
-    def _column(self, r: int, arc: Arc, choice: _Choice) -> Column:
-        tables, (labels, zero, recompute) = self._made[r], choice
-        strategy = tables.space.strategy(dict(enumerate(labels)), zero, "full" if recompute else "none")
-        figures = layer_figures(
-            self.runs[r], strategy, self.setting, self.pricer, self.budget.policy, self.budget.optimizer
-        )
-        return Column(strategy, figures, arc.storage * 4 + zero if arc.storage >= 0 else -1)
+    def _figures(self, r: int, strategy: LayerStrategy, program: LoweredLayer) -> LayerFigures:
+        policy, optimizer = self.budget.policy, self.budget.optimizer
+        return layer_figures(self.runs[r], strategy, self.setting, self.pricer, policy, optimizer, program)

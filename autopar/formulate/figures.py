@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
+from autopar.cost.activations import Activations, activations
 from autopar.cost.demand import Demand
 from autopar.cost.layer import LayerFigures, LayerWork, figures_of
 from autopar.cost.memory import layer_memory
@@ -21,7 +22,30 @@ from autopar.formulate.tables import Setting
 from autopar.graph import DTYPE_BYTES
 from autopar.plan import DtypePolicy, LayerStrategy
 from autopar.shard.lower import lower
+from autopar.shard.program import Program
 from autopar.shard.storage import ParameterStorage
+
+
+@dataclass(frozen=True, eq=False)
+class LoweredLayer:
+    """A layer lowered under a strategy: its program with what it asks for and keeps, whatever its ZeRO level."""
+
+    program: Program
+    calls: Demand
+    passing: Demand
+    activations: Activations
+
+
+def lowered(run: LayerRun, strategy: LayerStrategy, setting: Setting) -> LoweredLayer:
+    """Lower a layer of `run`; strategies that differ in the ZeRO level alone come to the same."""
+    around, layer = run.around, run.layer
+    program = lower(
+        layer, strategy, setting.sizes, around.entry, around.leave,
+        main_input=around.main_input, main_output=around.main_output,
+    )  # fmt: skip
+    walked = activations(program, setting.batch, around.held, run.unread, around.promised, setting.num_microbatches > 1)
+    calls = layer_demand(program, layer, setting.batch, setting.mesh)
+    return LoweredLayer(program, calls, _passing(run, strategy, setting), walked)
 
 
 def layer_figures(
@@ -31,28 +55,26 @@ def layer_figures(
     pricer: Pricer,
     policy: DtypePolicy,
     optimizer: str,
+    known: LoweredLayer | None = None,
 ) -> LayerFigures:
-    """Price a layer of `run` under `strategy` from its lowered program."""
+    """Price a layer of `run` under `strategy` from its lowered program, which may be `known`."""
     around, layer = run.around, run.layer
-    program = lower(
-        layer, strategy, setting.sizes, around.entry, around.leave,
-        main_input=around.main_input, main_output=around.main_output,
-    )  # fmt: skip
+    known = known or lowered(run, strategy, setting)
     foreign = frozenset(name for name, owned in zip(layer.params, around.owned, strict=True) if not owned)
-    parameters = held_parameters(program, strategy.data_axes(around.entry.batch_dim), strategy.zero, foreign)
+    data_axes = strategy.data_axes(around.entry.batch_dim)
+    parameters = held_parameters(known.program, data_axes, strategy.zero, foreign)
     micro, step = _sync(parameters, setting, policy)
     updated = [prod(p.stored) for p in parameters if p.trained]
     memory = layer_memory(
-        program, setting.batch, policy, optimizer, parameters, strategy.recompute,
-        held=around.held, unread=run.unread, promised=around.promised,
-        accumulates=setting.num_microbatches > 1, model_share=_share_of_model(run, parameters),
+        known.program, setting.batch, policy, optimizer, parameters, known.activations, strategy.recompute,
+        _share_of_model(run, parameters),
     )  # fmt: skip
     if setting.staged:
         whole = sum(prod(p.shape) for p in parameters if p.trained) * DTYPE_BYTES[policy.gradients]
         memory = replace(memory, gradients=whole)
     work = LayerWork(
-        layer_demand(program, layer, setting.batch, setting.mesh), _passing(run, strategy, setting), micro, step,
-        optimizer_demand(updated, policy, optimizer), strategy.recompute == "full", memory,
+        known.calls, known.passing, micro, step, optimizer_demand(updated, policy, optimizer),
+        strategy.recompute == "full", memory,
     )  # fmt: skip
     return figures_of(work, pricer)
 

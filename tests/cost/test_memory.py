@@ -94,7 +94,7 @@ def memory(
     recompute: str = "none", foreign: frozenset[str] = frozenset(),
 ) -> LayerMemory:  # fmt: skip
     parameters = held_parameters(program, data_axes, zero, foreign)
-    return layer_memory(program, BATCH, policy, optimizer, parameters, recompute)
+    return layer_memory(program, BATCH, policy, optimizer, parameters, activations(program, BATCH), recompute)
 
 
 def test_tensor_parallel_layer_keeps_its_share() -> None:
@@ -214,7 +214,8 @@ def test_reduced_gradients_go_through_a_bucket() -> None:
     program = data_parallel((4,))
     parameters = held_parameters(program, (0,), 1)
     for share, wanted in ((1.0, 4 * WEIGHTS), (3.0, 12 * WEIGHTS), (1e9, BUCKET_BYTES)):
-        found = layer_memory(program, BATCH, POLICIES["fp32"], "adamw", parameters, model_share=share)
+        walked = activations(program, BATCH)
+        found = layer_memory(program, BATCH, POLICIES["fp32"], "adamw", parameters, walked, model_share=share)
         assert (found.step, found.update) == (wanted, WEIGHTS)
     assert memory(program, POLICIES["fp32"]).step == 0
     assert memory(program, POLICIES["fp32"], "sgd").step == 4 * WEIGHTS

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autopar.cost.activations import outputs_saved
+from autopar.cost.activations import activations, outputs_saved
 from autopar.cost.memory import layer_memory
 from autopar.cost.states import held_parameters
 from autopar.graph import REPLICATE, OpGraph
@@ -23,11 +23,12 @@ def predicted(graph: OpGraph) -> tuple[int, int]:
     for index, layer in enumerate(graph.layers):
         local = graph.classes[layer.class_index]
         program = lower_layer(graph, index, LayerStrategy((REPLICATE,), (REPLICATE,), {}, {}), (1,))
-        found = layer_memory(
-            program, BATCH, POLICIES["fp32"], "sgd", held_parameters(program, (), 0), accumulates=True,
+        walked = activations(
+            program, BATCH, accumulates=True,
             held=frozenset(own for name, own in zip(layer.inputs, local.inputs, strict=True) if name in kept),
             unread=frozenset(i for i, name in enumerate(layer.outputs) if name not in read),
         )  # fmt: skip
+        found = layer_memory(program, BATCH, POLICIES["fp32"], "sgd", held_parameters(program, (), 0), walked)
         saved += found.saved
         peak = max(peak, saved + found.transient)
         names = zip((*layer.inputs, *layer.outputs), (*local.inputs, *local.outputs), strict=True)
