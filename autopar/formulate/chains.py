@@ -91,10 +91,10 @@ class Chains:
     # --- tables ---------------------------------------------------------------------------------------------------
 
     def rough_tables(self) -> None:
-        """Make the tables of the longest run alone, at a coarse ladder of prices: those of others are None, free."""
+        """Make the tables of the longest run alone, at every other price of the ladder: others are None, free."""
         longest = max(self.runs, key=lambda run: run.count)
         costs = {longest.around: self._costs_of(longest)}
-        self._make_tables(costs, self._bounding(self._ladder(costs)))
+        self._make_tables(costs, self._bounding(self._ladder(costs)[::2]))
 
     def bound_tables(self) -> None:
         """Make the tables at a coarse ladder of prices."""
