@@ -68,6 +68,14 @@ def _flash_attention(op: Op, values: Mapping[str, TensorSpec]) -> Saved:
     return Saved((*kept, op.results[0]), (TensorSpec(out.shape[:-1], "float32"),))
 
 
+def _as_kernels_lay_out(result: Tensor) -> Tensor:
+    """Attention's result with the heads of a place side by side, as fused kernels write it: joining them is a view."""
+    if result.ndim != 4:
+        return result
+    made = torch.empty_permuted(result.shape, (0, 2, 1, 3), dtype=result.dtype, device="meta")
+    return made.requires_grad_(result.requires_grad)
+
+
 def _extents(small: tuple[int, ...], large: tuple[int, ...]) -> tuple[Extent, ...]:
     step = BATCHES[1] - BATCHES[0]
     slopes = [(b - a) // step for a, b in zip(small, large, strict=True)]
@@ -112,6 +120,8 @@ def _observe_op(op: Op, env: dict[str, Tensor], batch: int) -> _Seen:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         results = run_op(op, env, batch, "meta")
+    if op.target == ATTENTION:
+        results = tuple(map(_as_kernels_lay_out, results))
     owners = {storage_id(env[name]): name for name in reversed(op.operands)}
     alias_of = tuple(owners.get(storage_id(r)) for r in results)
     env |= dict(zip(op.results, results, strict=True))

@@ -65,8 +65,8 @@ def real(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> tuple[int, 
 
 @pytest.mark.parametrize(
     ("spec", "tolerance"),
-    # gpt: torch lays the heads of attention's result out so that flattening them is no copy; a fused kernel need not
-    [(f"llama:{DIMS},kv_heads=2", 0.01), (f"gpt:{DIMS}", 0.06)],
+    # llama: a CPU has no fused attention for grouped heads, so there, alone, joining the heads of its result is a copy
+    [(f"llama:{DIMS},kv_heads=2", 0.04), (f"gpt:{DIMS}", 0.01)],
 )
 def test_bytes_equal_those_of_a_real_step(spec: str, tolerance: float) -> None:
     """What autograd keeps, and the peak of all activations and temporaries, of whole models on one device."""
