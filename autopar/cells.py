@@ -14,7 +14,7 @@ class Cell:
     recomputes: frozenset[str]
 
 
-_ALL = Cell(frozenset({0, 1, 2, 3}), frozenset({"none", "full"}))
+_ALL = Cell(frozenset({0, 1, 2, 3}), frozenset({"none", "selective", "full"}))
 
 CELLS = {"none": _ALL, "accumulate": _ALL, "gpipe": _ALL, "1f1b": _ALL, "interleaved": _ALL}
 """What each schedule that can be run allows. Under a pipeline ZeRO 2 and 3 keep whole gradients until the step ends."""

@@ -167,6 +167,15 @@ class LayerClass:
         return {name: tuple(ops) for name, ops in found.items()}
 
     @cached_property
+    def root(self) -> dict[str, str]:
+        """The value in whose storage each value lies."""
+        found = {name: name for name in (*self.inputs, *self.params, *self.buffers)}
+        for op in self.ops:
+            for result, source in zip(op.results, op.alias_of, strict=True):
+                found[result] = found[source] if source else result
+        return found
+
+    @cached_property
     def digest(self) -> str:
         """Structural hash: equal for equal computations, module paths left out."""
         ops = [(o.target, repr(o.args), repr(o.kwargs), o.results, repr(o.saved)) for o in self.ops]

@@ -39,7 +39,8 @@ class LayerStrategy:
     that each mesh axis splits ('' = none: the axis' ranks do the same work). `relays`: the layout a value (input or op
     result) is put in once, before its consumers read it; values not named stay as produced; for a parameter or buffer,
     the layout it is stored in. `zero`: 0 replicated over the data axes, 1 optimizer state sharded, 2 and gradients,
-    3 and parameters. `recompute`: `none` or `full`.
+    3 and parameters. `recompute`: `none`, `full`, or `selective` for the cores of attention alone
+    (shard/regions.py).
     """
 
     entry: Layout
@@ -150,8 +151,7 @@ class LayerCost:
 
     `pass_s`: seconds in every microbatch: `forward`, `backward`, `recompute`, and of exposed communication
     `forward communication` and `backward communication`. `step_s`: seconds once a step, by kind. `memory`: bytes, as
-    in cost/memory.py. `work`: what the layer asks a device for, as numbers of the plan's keys (formulate/carried.py);
-    with `recompute` its forward pass is run twice.
+    in cost/memory.py. `work`: what the layer asks a device for, as numbers of the plan's keys (formulate/carried.py).
     """
 
     stage: int
@@ -161,7 +161,6 @@ class LayerCost:
     step_s: dict[str, float] = field(hash=False)
     memory: dict[str, int] = field(hash=False)
     work: tuple[str, ...] = ()
-    recompute: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 Forward: a value lives until its last reader; what autograd saves lives on. Backward: each step frees what it alone
 still needed, and makes gradients of the operands that want one; views and sums pass theirs on without a new buffer.
+Of a region that runs again in the backward pass what it reads lives on; what its own steps save is there from when it
+has run again.
 """
 
 from __future__ import annotations
@@ -13,22 +15,17 @@ from math import prod
 
 from autopar.cost.work import is_pointwise, passes_gradient
 from autopar.graph import DTYPE_BYTES, LayerClass, local_shape
-from autopar.shard.program import Program, Relayout, Step
-from autopar.shard.saved import inner_saved_bytes, saved_names
+from autopar.shard.program import Program, Relayout, Step, read_by
+from autopar.shard.regions import rerun_regions
+from autopar.shard.saved import inner_saved_bytes, run_again, saved_names
 
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes on one device: kept for the backward, and the most needed at once beyond that while the layer runs.
-
-    `recomputed_saved` and `recomputed_transient` are the same where only inputs are kept and the layer runs again in
-    its backward.
-    """
+    """Bytes on one device: kept for the backward, and the most needed at once beyond that while the layer runs."""
 
     saved: int
     transient: int
-    recomputed_saved: int
-    recomputed_transient: int
 
 
 def activations(
@@ -48,22 +45,20 @@ def activations(
     """
     walk = _Walk(program, batch, held, unread, accumulates)
     ends = [walk.storage[name] for name in (*program.inputs, *program.outputs)]
-    inputs, owed = set(ends[: len(program.inputs)]), {ends[i] for i in promised}
-    saved = walk.bytes_of(walk.saved | owed) + sum(walk.extra_saved)
-    again = walk.bytes_of(inputs | owed)
-    peak = max(walk.forward_peak(), walk.backward_peak())
-    whole_peak = peak + walk.bytes_of(inputs - walk.saved)
-    return Activations(saved, max(0, peak - saved), again, max(0, whole_peak - again))
+    saved = walk.bytes_of(walk.saved | {ends[i] for i in promised}) + sum(walk.extra_saved)
+    return Activations(saved, max(0, max(walk.forward_peak(), walk.backward_peak()) - saved))
 
 
 def outputs_saved(layer: LayerClass) -> frozenset[str]:
-    """Inputs and outputs of a layer whose storage one of its ops saves: whoever reads them next keeps them for free."""
-    root: dict[str, str] = {}
-    for op in layer.ops:
-        for result, source in zip(op.results, op.alias_of, strict=True):
-            root[result] = root.get(source, source) if source else result
-    saved = {root.get(name, name) for op in layer.ops for name in op.saved.values}
-    return frozenset(n for n in (*layer.inputs, *layer.outputs) if root.get(n, n) in saved)
+    """Inputs and outputs of a layer whose storage one of its ops saves: whoever reads them next keeps them for free.
+
+    Inputs without a gradient that a core of attention reads (masks) count as saved, too: recomputed cores keep them.
+    """
+    saved = {layer.root[name] for op in layer.ops for name in op.saved.values}
+    cores = frozenset[str]().union(*rerun_regions(layer, "selective"))
+    masks = {layer.root[name] for op in layer.ops if op.name in cores for name in op.operands}
+    saved |= {name for name in masks if name in layer.inputs and not layer.values[name].requires_grad}
+    return frozenset(n for n in (*layer.inputs, *layer.outputs) if layer.root[n] in saved)
 
 
 @dataclass
@@ -101,23 +96,45 @@ class _Walk:
     @cached_property
     def kept(self) -> list[set[str]]:
         """Storages that the backward of each step reads."""
-        return [self._kept_by(step) for step in self.program.steps]
+        return [
+            set() if isinstance(step, Relayout) else {self.storage[name] for name in saved_names(step)}
+            for step in self.program.steps
+        ]
 
     @cached_property
+    def extra(self) -> list[int]:
+        """Bytes born inside each step that its backward reads."""
+        return [
+            0 if isinstance(step, Relayout) else inner_saved_bytes(step, self.program, self.batch)
+            for step in self.program.steps
+        ]
+
+    @cached_property
+    def region_of(self) -> dict[int, range]:
+        """The region of each step that is in one."""
+        return {i: region for region in self.program.regions for i in region}
+
+    @cached_property
+    def needed_from(self) -> dict[str, int]:
+        """Storages kept for the backward, with the first step that needs them: the last to do so in the backward."""
+        first: dict[str, int] = {}
+        for region in self.program.regions:
+            for name in self.program.entering(region):
+                first[self.storage[name]] = min(region.start, first.get(self.storage[name], region.start))
+        for i, storages in enumerate(self.kept):
+            for s in storages if i not in self.region_of else ():
+                first[s] = min(i, first.get(s, i))
+        return first
+
+    @property
     def saved(self) -> set[str]:
         """Storages kept for the backward."""
-        return set[str]().union(*self.kept)
+        return {*self.needed_from}
 
     @cached_property
     def extra_saved(self) -> list[int]:
-        """Bytes born inside each step and kept for its backward."""
-        return [self._extra(step) for step in self.program.steps]
-
-    def _kept_by(self, step: Step) -> set[str]:
-        return set() if isinstance(step, Relayout) else {self.storage[name] for name in saved_names(step)}
-
-    def _extra(self, step: Step) -> int:
-        return 0 if isinstance(step, Relayout) else inner_saved_bytes(step, self.program, self.batch)
+        """Bytes born inside each step and kept for the backward."""
+        return [0 if i in self.region_of else size for i, size in enumerate(self.extra)]
 
     # --- forward --------------------------------------------------------------------------------------------------
 
@@ -125,14 +142,15 @@ class _Walk:
         """Most bytes at once in the forward pass, what is saved so far included; the caller holds the inputs."""
         steps = self.program.steps
         forever = {self.storage[n] for n in (*self.program.inputs, *self.program.outputs)}
-        last = {self.storage[name]: i for i, step in enumerate(steps) for name in _reads(step)}
+        last = {self.storage[name]: i for i, step in enumerate(steps) for name in read_by(step)}
         live = {self.storage[n] for n in self.program.inputs}
         peak = extra = 0
+        forever |= self.saved
         for i, step in enumerate(steps):
             live |= {self.storage[name] for name, _ in _results(step)}
+            peak = max(peak, self.bytes_of(live) + extra + self.extra[i] + self._forward_buffer(step))
             extra += self.extra_saved[i]
-            peak = max(peak, self.bytes_of(live) + extra + self._forward_buffer(step))
-            live -= {s for s in live if last.get(s, i) <= i and s not in self.saved | forever}
+            live -= {s for s in live if last.get(s, i) <= i and s not in forever}
         return peak
 
     def _forward_buffer(self, step: Step) -> int:
@@ -145,22 +163,55 @@ class _Walk:
 
     def backward_peak(self) -> int:
         """Most bytes at once in the backward pass: what is still saved, gradients, and buffers of single ops."""
-        needed = [(i, s) for i, storages in enumerate(self.kept) for s in storages]
-        first_need = {s: min(i for i, t in needed if t == s) for _, s in needed}
         read = [n for i, n in enumerate(self.program.outputs) if self._wants(n) and i not in self.unread]
         gradients = {n: (n, self.local_bytes(n)) for n in read}
+        rerun: set[range] = set()
         peak = 0
         for i in reversed(range(len(self.program.steps))):
             step = self.program.steps[i]
-            saved = self.bytes_of(s for s, first in first_need.items() if first <= i) + sum(self.extra_saved[: i + 1])
             arriving = [gradients.pop(name) for name, _ in _results(step) if name in gradients]
             if not arriving:
                 continue
+            saved = self.bytes_of(s for s, first in self.needed_from.items() if first <= i)
+            saved += sum(self.extra_saved[: i + 1])
+            region = self.region_of.get(i)
+            if region is not None and region not in rerun:
+                rerun.add(region)
+                waiting = sum(dict([*arriving, *gradients.values()]).values())
+                peak = max(peak, saved + waiting + self._rerun_peak(region))
             made = self._gradients_made(step, i, arriving)
             live = dict([*arriving, *gradients.values(), *made.values()])
+            saved += self._rerun_bytes(region, i) if region else 0
             peak = max(peak, saved + sum(live.values()) + self._backward_buffer(step))
             gradients.update(made)
         return peak
+
+    def _rerun_bytes(self, region: range, position: int) -> int:
+        """Bytes made anew by a region that its steps up to the one at `position` need in their backward."""
+        steps = range(region.start, position + 1)
+        needed = {s for i in steps for s in self.kept[i]} & self._made_in(region)
+        return self.bytes_of(needed) + sum(self.extra[i] for i in steps)
+
+    def _rerun_peak(self, region: range) -> int:
+        """Most bytes at once that a region makes while it runs again."""
+        again = run_again(region, self.program.steps)
+        made = self._made_in(region)
+        forever = {s for i in region for s in self.kept[i]}
+        last = {self.storage[name]: i for i in again for name in read_by(self.program.steps[i])}
+        live: set[str] = set()
+        peak = extra = 0
+        for i in again:
+            step = self.program.steps[i]
+            live |= {self.storage[name] for name, _ in _results(step)} & made
+            extra += self.extra[i]
+            peak = max(peak, self.bytes_of(live) + extra + self._forward_buffer(step))
+            live -= {s for s in live if last.get(s, i) <= i and s not in forever}
+        return peak
+
+    def _made_in(self, region: range) -> set[str]:
+        """Storages that a region makes."""
+        made = {self.storage[name] for i in region for name, _ in _results(self.program.steps[i])}
+        return made - {self.storage[name] for name in self.program.entering(region)}
 
     def _wants(self, name: str) -> bool:
         return self.program.values[name].requires_grad
@@ -168,7 +219,7 @@ class _Walk:
     def _gradients_made(self, step: Step, position: int, arriving: list[tuple[str, int]]) -> dict[str, tuple[str, int]]:
         """Buffers of the gradients a step makes, by value: (name of the buffer, bytes)."""
         made = {}
-        for name in dict.fromkeys(_reads(step)):
+        for name in dict.fromkeys(read_by(step)):
             if self._wants(name) and name not in self.program.params:
                 size = self.local_bytes(name)
                 passed = _passes_on(step) and size <= arriving[0][1]
@@ -187,10 +238,6 @@ class _Walk:
         if ".cross_entropy_loss" in step.op.target:
             buffer += self.local_bytes(step.operands[0])  # gradient of the log-softmax
         return buffer
-
-
-def _reads(step: Step) -> tuple[str, ...]:
-    return (step.source,) if isinstance(step, Relayout) else step.operands
 
 
 def _results(step: Step) -> list[tuple[str, str | None]]:

@@ -35,6 +35,11 @@ class Demand:
         """All that `parts` ask for."""
         return cls(*(tuple(key for p in parts for key in getattr(p, f.name)) for f in fields(cls)))
 
+    @property
+    def forward_alone(self) -> Demand:
+        """What the forward pass asks for."""
+        return Demand(forward_ops=(*self.ops, *self.forward_ops), forward_collectives=self.forward_collectives)
+
 
 @dataclass(frozen=True)
 class DemandTimes:

@@ -15,17 +15,17 @@ from autopar.cost.sync import exposed_s
 class LayerWork:
     """What a layer under a strategy asks for, whatever the cluster.
 
-    In every microbatch `calls` (ops and layout changes), `passing` (layout changes of values that pass the layer by)
-    and `micro_sync` (gathers and scatters of parameters, hidden behind the calls as far as the device can); once a step
-    `step_sync` and `optimizer`. With `recompute` the calls run forward again in the backward pass.
+    In every microbatch `calls` (ops and layout changes), `passing` (layout changes of values that pass the layer by),
+    `micro_sync` (gathers and scatters of parameters, hidden behind the calls as far as the device can) and `rerun`
+    (what of the calls runs again in the backward pass); once a step `step_sync` and `optimizer`.
     """
 
     calls: Demand
     passing: Demand
     micro_sync: Demand
+    rerun: Demand
     step_sync: Demand
     optimizer: Demand
-    recompute: bool
     memory: LayerMemory
 
 
@@ -60,35 +60,34 @@ class LayerFigures:
 
 def figures_of(work: LayerWork, pricer: Pricer) -> LayerFigures:
     """Price the work of a layer on the pricer's cluster."""
-    parts = (work.calls, work.passing, work.micro_sync, work.step_sync, work.optimizer)
+    parts = (work.calls, work.passing, work.micro_sync, work.rerun, work.step_sync, work.optimizer)
     return _add_up(price_demands(parts, pricer), work, pricer.cluster.device.overlap)
 
 
 def _add_up(times: DemandTimes, work: LayerWork, overlap: float) -> LayerFigures:
     forward, backward = times.forward_compute_s.tolist(), times.backward_compute_s.tolist()
     sent, returned = times.forward_communication_s.tolist(), times.backward_communication_s.tolist()
-    recompute, again = (forward[0], sent[0]) if work.recompute else (0.0, 0.0)
-    beside = forward[0] + backward[0] + recompute
+    beside = forward[0] + backward[0] + forward[3]
     gathers = sent[2] + returned[2]
     exposed = exposed_s(gathers, beside, overlap) / gathers if gathers else 0.0
     passes = {
         "forward": forward[0] + forward[2],
         "backward": backward[0] + backward[2],
-        "recompute": recompute,
+        "recompute": forward[3],
         "forward communication": sent[0] + forward[1] + sent[1] + exposed * sent[2],
-        "backward communication": returned[0] + again + backward[1] + returned[1] + exposed * returned[2],
+        "backward communication": returned[0] + sent[3] + backward[1] + returned[1] + exposed * returned[2],
     }
     micro = {
         "compute": passes["forward"] + passes["backward"],
-        "recompute": recompute,
+        "recompute": forward[3],
         "communication": passes["forward communication"] + passes["backward communication"],
     }
-    step = {"compute": forward[3], "communication": sent[3], "optimizer": forward[4]}
+    step = {"compute": forward[4], "communication": sent[4], "optimizer": forward[5]}
     micro_sources: dict[Source, float] = {}
     step_sources: dict[Source, float] = {}
     for source, seconds in times.by_source.items():
-        micro_sources[source] = float(seconds[:3].sum())
-        step_sources[source] = float(seconds[3:].sum())
+        micro_sources[source] = float(seconds[:4].sum())
+        step_sources[source] = float(seconds[4:].sum())
     return LayerFigures(
         sum(passes.values()), sum(step.values()), work.memory, micro, step, micro_sources, step_sources, passes, work
     )

@@ -43,7 +43,6 @@ def layer_memory(
     optimizer: str,
     parameters: Sequence[HeldParameter],
     walked: Activations,
-    recompute: str = "none",
     model_share: float = 1.0,
 ) -> LayerMemory:
     """Memory of a lowered layer at a global microbatch of `batch` samples.
@@ -51,15 +50,14 @@ def layer_memory(
     `parameters` are those that count here (`cost/states.py`), `walked` the program's activations. `model_share`: how
     many times the layer's parameters those of the model are.
     """
-    again = recompute == "full"
     states = [parameter_bytes(p, policy, optimizer) for p in parameters]
     buffers = sum(_buffer_bytes(program, name, batch) for name in program.buffers)
     return LayerMemory(
         parameters=buffers + round(sum(s.parameters for s in states)),
         gradients=round(sum(s.gradients for s in states)),
         optimizer=round(sum(s.optimizer for s in states)),
-        saved=walked.recomputed_saved if again else walked.saved,
-        transient=(walked.recomputed_transient if again else walked.transient) + _gathered_bytes(parameters, policy),
+        saved=walked.saved,
+        transient=walked.transient + _gathered_bytes(parameters, policy),
         step=_bucket_bytes(parameters, policy, optimizer, model_share),
         update=_update_bytes(parameters, policy, optimizer),
     )

@@ -13,8 +13,9 @@ from autopar.cost.work import is_view, tensor_arguments
 from autopar.graph import DTYPE_BYTES, LayerClass, Op, OpKey
 from autopar.plan import MeshAxis
 from autopar.shard.localize import op_key
-from autopar.shard.program import Call, Program, Relayout
+from autopar.shard.program import Call, Program, Relayout, Step
 from autopar.shard.rules import inner_collectives, inner_collectives_backward
+from autopar.shard.saved import run_again
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,21 @@ def price(program: Program, layer: LayerClass, batch: int, mesh: Sequence[MeshAx
 
 
 def layer_demand(program: Program, layer: LayerClass, batch: int, mesh: Sequence[MeshAxis]) -> Demand:
-    """Demand of all steps of a lowered layer."""
+    """Demand of all steps of a lowered layer, nothing run again."""
+    return _steps_demand(program.steps, program, layer, batch, mesh)
+
+
+def rerun_demand(program: Program, layer: LayerClass, batch: int, mesh: Sequence[MeshAxis]) -> Demand:
+    """Demand of what runs again in the backward pass of a lowered layer."""
+    again = [program.steps[i] for region in program.regions for i in run_again(region, program.steps)]
+    return _steps_demand(again, program, layer, batch, mesh).forward_alone
+
+
+def _steps_demand(
+    steps: Sequence[Step], program: Program, layer: LayerClass, batch: int, mesh: Sequence[MeshAxis]
+) -> Demand:
     parts = []
-    for step in program.steps:
+    for step in steps:
         if isinstance(step, Relayout):
             spec = program.values[step.source]
             parts.append(relayout_demand(spec, step.from_layout, step.to_layout, mesh, batch))

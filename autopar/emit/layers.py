@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from autopar.emit.program import ProgramCode, is_dropout
 from autopar.emit.route import Route
@@ -32,15 +31,13 @@ class LayerModule(ParameterHolder):
     """One layer of the model, the `index`-th.
 
     `sources` gives the parameters and buffers in the order of the program, as local tensors. `updates` are buffers with
-    the places of their new values among the outputs; they are put in place in training, once a forward pass. Under
-    `recompute` only the layer's inputs are kept for the backward pass, in which it is run once more.
+    the places of their new values among the outputs; they are put in place in training, once a forward pass.
     """
 
-    def __init__(self, index: int, code: ProgramCode, recompute: bool) -> None:
+    def __init__(self, index: int, code: ProgramCode) -> None:
         super().__init__()
         self.index = index
         self.code = code
-        self.recompute = recompute
         self.sources: list[Callable[[], Tensor]] = []
         self.updates: list[tuple[Tensor, int]] = []
 
@@ -50,11 +47,7 @@ class LayerModule(ParameterHolder):
         if draw is not None:
             draw = torch.cat([draw[:1] + self.index, draw[1:]])
         operands = [draw, *(source() for source in self.sources), *inputs]
-        if self.recompute and torch.is_grad_enabled():
-            # Code draws no random numbers of torch's own: dropout masks are a function of `draw`.
-            outputs = checkpoint(code, *operands, use_reentrant=False, preserve_rng_state=False)
-        else:
-            outputs = code(*operands)
+        outputs = code(*operands)
         for buffer, place in self.updates if self.training else ():
             buffer.copy_(outputs[place])
         return outputs  # type: ignore[no-any-return]

@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils.checkpoint import checkpoint
 
 from autopar.emit.groups import StageGroups
 from autopar.errors import PlanError
 from autopar.graph import DeviceArg, Dtype, Layout, Ref, TensorSpec, layout_text
 from autopar.shard import collectives, kernels
 from autopar.shard.localize import call_info, encode_moves, in_evaluation, local_call
-from autopar.shard.program import Call, Program, Relayout, Step
+from autopar.shard.program import Call, Program, Relayout, Step, made_by, read_by
 from autopar.shard.relayout import plan_moves
 
 
@@ -50,8 +51,23 @@ def is_dropout(step: Step) -> bool:
     return isinstance(step, Call) and step.kernel == "dropout"
 
 
+class Region(nn.Module):
+    """A part of a layer's code of which only the inputs are kept for the backward pass, in which it is run again."""
+
+    def __init__(self, code: fx.GraphModule) -> None:
+        super().__init__()
+        self.code = code
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """What the code makes of `inputs`."""
+        if not torch.is_grad_enabled():
+            return self.code(*inputs)  # type: ignore[no-any-return]
+        # Code draws no random numbers of torch's own: dropout masks are a function of `draw`.
+        return checkpoint(self.code, *inputs, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
+
+
 class _Writer:
-    """Writes the graph of a program, step by step."""
+    """Writes the graph of a program, or of one of its regions, step by step."""
 
     def __init__(self, program: Program, batch: int, groups: StageGroups, training: bool) -> None:
         self.program, self.batch, self.groups, self.training = program, batch, groups, training
@@ -60,17 +76,39 @@ class _Writer:
         self.root = nn.Module()
 
     def write(self) -> fx.GraphModule:
+        """The code of the whole program."""
         program = self.program
         names = (DRAW, *program.params, *program.buffers, *program.inputs)
+        return self._write("Layer", names, range(len(program.steps)), program.outputs, program.regions)
+
+    def _write(
+        self, kind: str, names: Sequence[str], steps: range, outputs: Sequence[str], regions: Sequence[range] = ()
+    ) -> fx.GraphModule:
         for name, word in zip(names, _identifiers(names), strict=True):
             self.nodes[name] = self.graph.placeholder(word)
-        for step in program.steps:
-            if isinstance(step, Relayout):
+        starts, inside = {region.start: region for region in regions}, {i for region in regions for i in region}
+        for i in steps:
+            step = self.program.steps[i]
+            if i in starts:
+                self._region(starts[i])
+            elif i in inside:
+                continue
+            elif isinstance(step, Relayout):
                 self._relayout(step)
             else:
                 self._call(step)
-        self.graph.output(tuple(self.nodes[n] for n in program.outputs))
-        return fx.GraphModule(self.root, self.graph, class_name="Layer")
+        self.graph.output(tuple(self.nodes[n] for n in outputs))
+        return fx.GraphModule(self.root, self.graph, class_name=kind)
+
+    def _region(self, region: range) -> None:
+        drawn = (DRAW,) if any(is_dropout(self.program.steps[i]) for i in region) else ()
+        reads, makes = (*drawn, *self.program.entering(region)), self.program.leaving(region)
+        code = _Writer(self.program, self.batch, self.groups, self.training)._write("Region", reads, region, makes)
+        name = f"region_{region.start}"
+        self.root.add_module(name, Region(code))
+        made = self.graph.call_module(name, tuple(self.nodes[n] for n in reads))
+        for i, result in enumerate(makes):
+            self.nodes[result] = self.graph.call_function(operator.getitem, (made, i))
 
     def _relayout(self, step: Relayout) -> None:
         sizes, name = self.program.axis_sizes, self.groups.name
@@ -165,8 +203,8 @@ def outputs_only(program: Program, outputs: tuple[str, ...]) -> Program:
     needed = set(outputs)
     steps: list[Step] = []
     for step in reversed(program.steps):
-        if needed.intersection(_made(step)):
-            needed.update(_read(step))
+        if needed.intersection(made_by(step)):
+            needed.update(read_by(step))
             steps.append(step)
 
     def kept(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -174,13 +212,5 @@ def outputs_only(program: Program, outputs: tuple[str, ...]) -> Program:
 
     return replace(
         program, steps=tuple(reversed(steps)), outputs=outputs, inputs=kept(program.inputs),
-        params=kept(program.params), buffers=kept(program.buffers),
+        params=kept(program.params), buffers=kept(program.buffers), regions=(),
     )  # fmt: skip
-
-
-def _made(step: Step) -> tuple[str, ...]:
-    return (step.result,) if isinstance(step, Relayout) else step.op.results
-
-
-def _read(step: Step) -> tuple[str, ...]:
-    return (step.source,) if isinstance(step, Relayout) else step.operands

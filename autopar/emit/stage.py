@@ -180,7 +180,7 @@ class Builder:
         modules = []
         for i, placement in enumerate(self.placements):
             code = codes.setdefault(id(placement.program), ProgramCode(placement.program, self.groups))
-            modules.append(LayerModule(self.stage.first_layer + i, code, placement.strategy.recompute == "full"))
+            modules.append(LayerModule(self.stage.first_layer + i, code))
         stage = self._stage_module(modules)
         shared = shared_parameters(self.placements)
         held: Held = {}

@@ -15,7 +15,7 @@ from autopar.measure.keys import Key, decode_key, encode_key
 from autopar.plan import Between, CarriedCosts, LayerCost
 
 FIELDS = tuple(f.name for f in fields(Demand))
-WORK = ("calls", "passing", "micro_sync", "step_sync", "optimizer")
+WORK = ("calls", "passing", "micro_sync", "rerun", "step_sync", "optimizer")
 
 
 def layer_costs(
@@ -36,7 +36,6 @@ def layer_costs(
             {str(kind): seconds for kind, seconds in part.figures.step_by_kind_s.items()},
             asdict(part.figures.memory),
             tuple(_text(getattr(part.figures.work, name), numbers) for name in WORK),
-            part.figures.work.recompute,
         )
         for stage, layers in enumerate(stages)
         for part in layers
@@ -58,7 +57,7 @@ def carried_work(carried: CarriedCosts) -> list[LayerWork]:
 
 def _work(cost: LayerCost, keys: Sequence[Key]) -> LayerWork:
     demands = {name: _demand(text, keys) for name, text in zip(WORK, cost.work, strict=True)}
-    return LayerWork(**demands, recompute=cost.recompute, memory=LayerMemory(**cost.memory))
+    return LayerWork(**demands, memory=LayerMemory(**cost.memory))
 
 
 def _text(demand: Demand, numbers: dict[Key, int]) -> str:

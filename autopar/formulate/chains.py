@@ -27,7 +27,7 @@ from autopar.formulate.labels import LabelSpace, label_space
 from autopar.formulate.ladder import ONLY_BYTES, coarse_ladder, fine_ladder, modes_of
 from autopar.formulate.rates import ParameterRates
 from autopar.formulate.relayout_prices import RelayoutPrices
-from autopar.formulate.run_tables import Arc, CheapestChains, RunTables
+from autopar.formulate.run_tables import Arc, CheapestChains, Family, RunTables
 from autopar.formulate.runs import LayerRun, Surroundings
 from autopar.formulate.storing import storage_costs, undominated
 from autopar.formulate.tables import (
@@ -44,7 +44,7 @@ from autopar.plan import LayerStrategy, data_axes_of
 STORAGES_TRIED = 3
 """How many storage layouts of a tied parameter are followed up at each price."""
 
-_Choice: TypeAlias = tuple[tuple[int, ...], int, bool]
+_Choice: TypeAlias = tuple[tuple[int, ...], int, str]
 """Labels of a layer's variables, ZeRO level, recomputation."""
 
 
@@ -151,7 +151,7 @@ class Chains:
     def _ladder(self, costs: Mapping[Surroundings, SpaceCosts]) -> list[float]:
         """0, and prices at which all memory together costs some multiple of the computation of the given layers."""
         floor_s = sum(
-            run.count * sum(float(np.min(f + b)) for f, b in zip(c.forward, c.backward, strict=True))
+            run.count * sum(float(np.min(f + b)) for f, b in zip(c.forward.single, c.backward.single, strict=True))
             for run in self.runs
             if (c := costs.get(run.around)) is not None
         )
@@ -235,7 +235,7 @@ class Chains:
         bounds: Floats = self._cheapest(prices).costs() - held
         return bounds
 
-    def _cheapest(self, prices: Sequence[Price], family: tuple[int, bool] | None = None) -> CheapestChains:
+    def _cheapest(self, prices: Sequence[Price], family: Family | None = None) -> CheapestChains:
         return CheapestChains.of(self._tables, [run.count for run in self.runs], prices, family, len(self.states))
 
     def _known_prices(self) -> set[Price]:
@@ -259,13 +259,13 @@ class Chains:
         """
         found: list[dict[_Choice, Column]] = [{} for _ in self.runs]
         prices = [self._only_bytes] if leanest else [*self.prices, self._only_bytes]
-        programs: dict[tuple[int, tuple[int, ...], bool], LoweredLayer] = {}
+        programs: dict[tuple[int, tuple[int, ...], str], LoweredLayer] = {}
         for r, arc in dict.fromkeys(self._promising(prices)):
             choice = self._choice(r, arc)
             if choice in found[r]:
                 continue
             labels, zero, recompute = choice
-            strategy = self._made[r].space.strategy(dict(enumerate(labels)), zero, "full" if recompute else "none")
+            strategy = self._made[r].space.strategy(dict(enumerate(labels)), zero, recompute)
             if (r, labels, recompute) not in programs:
                 programs[r, labels, recompute] = lowered(self.runs[r], strategy, self.setting)
             tie = arc.storage * 4 + zero if arc.storage >= 0 else -1

@@ -205,8 +205,8 @@ def _constraint_mistake(pattern: str, key: str, value: str) -> str:
         return f"after a pattern give `replicate` or `tp=N`, not {key!r}"
     if key == "exclude":
         return "" if value in EXCLUDABLE else f"exclude={value}: give one of {', '.join(EXCLUDABLE)}"
-    if key == "recompute" and value not in ("none", "full"):
-        return f"recompute={value}: not allowed as a constraint; give none or full, or a config"
+    if key == "recompute" and value.startswith("full:"):
+        return f"recompute={value}: not allowed as a constraint; give none, selective or full, or a config"
     if key not in PINNABLE:
         return f"key {key!r} can't be pinned; give one of {', '.join(PINNABLE)} or exclude=..."
     return _mistake(key, int(value) if re.fullmatch(r"\d+", value) else value)

@@ -13,7 +13,7 @@ from autopar.cost.layer import LayerFigures, LayerWork, figures_of
 from autopar.cost.memory import layer_memory
 from autopar.cost.moves import relayout_demand
 from autopar.cost.pricer import Pricer
-from autopar.cost.program import layer_demand
+from autopar.cost.program import layer_demand, rerun_demand
 from autopar.cost.states import HeldParameter, held_parameters
 from autopar.cost.sync import optimizer_demand, sync_demand
 from autopar.formulate.labels import at_cut
@@ -32,6 +32,7 @@ class LoweredLayer:
 
     program: Program
     calls: Demand
+    rerun: Demand
     passing: Demand
     activations: Activations
 
@@ -45,7 +46,8 @@ def lowered(run: LayerRun, strategy: LayerStrategy, setting: Setting) -> Lowered
     )  # fmt: skip
     walked = activations(program, setting.batch, around.held, run.unread, around.promised, setting.num_microbatches > 1)
     calls = layer_demand(program, layer, setting.batch, setting.mesh)
-    return LoweredLayer(program, calls, _passing(run, strategy, setting), walked)
+    rerun = rerun_demand(program, layer, setting.batch, setting.mesh)
+    return LoweredLayer(program, calls, rerun, _passing(run, strategy, setting), walked)
 
 
 def layer_figures(
@@ -66,15 +68,14 @@ def layer_figures(
     micro, step = _sync(parameters, setting, policy)
     updated = [prod(p.stored) for p in parameters if p.trained]
     memory = layer_memory(
-        known.program, setting.batch, policy, optimizer, parameters, known.activations, strategy.recompute,
+        known.program, setting.batch, policy, optimizer, parameters, known.activations,
         _share_of_model(run, parameters),
     )  # fmt: skip
     if setting.staged:
         whole = sum(prod(p.shape) for p in parameters if p.trained) * DTYPE_BYTES[policy.gradients]
         memory = replace(memory, gradients=whole)
     work = LayerWork(
-        known.calls, known.passing, micro, step, optimizer_demand(updated, policy, optimizer),
-        strategy.recompute == "full", memory,
+        known.calls, known.passing, micro, known.rerun, step, optimizer_demand(updated, policy, optimizer), memory,
     )  # fmt: skip
     return figures_of(work, pricer)
 

@@ -10,7 +10,7 @@ That leaves a few dozen variables for a transformer block.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
 
@@ -58,11 +58,16 @@ class Home:
 
 @dataclass(frozen=True)
 class Edge:
-    """A change of layout of `value`, from source to target layout by label."""
+    """A change of layout of `value`, from source to target layout by label.
+
+    It is made in front of the op numbered `place` in the layer; `readers` are ops that read its result.
+    """
 
     value: str
     source: Home
     target: Home
+    place: int = field(default=0, compare=False)
+    readers: frozenset[str] = field(default=frozenset(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -172,6 +177,7 @@ class _Builder:
         self.replicated: Layout = (REPLICATE,) * len(sizes)
         self.options = {op.name: self._options(op) for op in layer.ops}
         self.followers = {op.name for op in layer.ops if self._can_follow(op)}
+        self.number = {op.name: i for i, op in enumerate(layer.ops)}
 
     def build(self) -> LabelSpace:
         before, behind = self.around.states(self.sizes, self.batch)
@@ -188,7 +194,7 @@ class _Builder:
         for name in self.layer.outputs:
             spec = self.layer.values[name]
             target = Home(1, at_cut(spec, leave[0], leave[1], name == self.around.main_output))
-            self.space.edges.append(Edge(name, self.space.homes[name], target))
+            self.space.edges.append(Edge(name, self.space.homes[name], target, len(self.layer.ops)))
         return self.space
 
     def _add(self, variable: Variable) -> int:
@@ -288,7 +294,7 @@ class _Builder:
         for i, name in enumerate(op.operands):
             if i != position:
                 needed = tuple(None if o is None else o.operands[i] for o in options)
-                self._read(name, Home(lead.variable, needed))
+                self._read(name, Home(lead.variable, needed), op)
         for i, name in enumerate(op.results):
             self.space.homes[name] = Home(lead.variable, tuple(None if o is None else o.results[i] for o in options))
 
@@ -303,17 +309,21 @@ class _Builder:
                 self.space.homes[name] = home
                 self.space.stored.append(Stored(name, home))
             if self.space.homes[name] != needed:
-                self._read(name, needed)
+                self._read(name, needed, op)
         for i, name in enumerate(op.results):
             home = Home(variable, tuple(o.results[i] for o in options))
             users = self.layer.consumers[name]
             shared = len(users) + (name in self.layer.outputs) > 1
             self._settle(name, home, relay=shared or any(u.name in self.followers for u in users))
 
-    def _read(self, name: str, needed: Home) -> None:
-        """A consumer reads `name` in the layouts `needed`."""
-        edge = Edge(name, self.space.homes[name], needed)
-        if edge not in self.space.edges:
+    def _read(self, name: str, needed: Home, op: Op) -> None:
+        """`op` reads `name` in the layouts `needed`."""
+        edge = Edge(name, self.space.homes[name], needed, self.number[op.name], frozenset({op.name}))
+        if edge in self.space.edges:
+            i = self.space.edges.index(edge)
+            known = self.space.edges[i]
+            self.space.edges[i] = replace(known, readers=known.readers | edge.readers)
+        else:
             self.space.edges.append(edge)
 
     def _settle(self, name: str, home: Home, relay: bool) -> None:
@@ -323,9 +333,11 @@ class _Builder:
         if not layouts:
             self.space.homes[name] = home
             return
-        place = Home(self._add(Variable("relay", name, layouts)), layouts)
-        self.space.edges.append(Edge(name, home, place))
-        self.space.homes[name] = place
+        relayed = Home(self._add(Variable("relay", name, layouts)), layouts)
+        place = self.number[self.layer.producer[name].name] + 1 if name in self.layer.producer else 0
+        readers = frozenset(op.name for op in self.layer.consumers[name])
+        self.space.edges.append(Edge(name, home, relayed, place, readers))
+        self.space.homes[name] = relayed
 
     def _relay_layouts(self, name: str, home: Home) -> tuple[Layout, ...]:
         """Layouts worth relaying to: on each axis what the producer gives or a consumer wants, never partial."""

@@ -34,7 +34,7 @@ def fine_ladder(coarse: Sequence[float], best: int) -> list[float]:
 
 
 def modes_of(around: Surroundings, space: LabelSpace, prices: Sequence[Price]) -> Iterator[Mode]:
-    """Every mode of a layer at the prices: ZeRO levels and axes, with recomputation and without."""
+    """Every mode of a layer at the prices: ZeRO levels and axes, kinds of recomputation."""
     batch_dim = around.entry.batch_dim
     found = {data_axes_of(state, batch_dim) for state in space.variables[space.entry].layouts}
     for price, count, once in prices:
@@ -42,4 +42,4 @@ def modes_of(around: Surroundings, space: LabelSpace, prices: Sequence[Price]) -
             for zero in around.pins.zero:
                 for axes in sorted(found - {()}) if zero else [()]:
                     weight = NO_TIME if price == ONLY_BYTES else 1.0
-                    yield Mode(zero, axes, recompute == "full", price, weight, count, once)
+                    yield Mode(zero, axes, recompute, price, weight, count, once)

@@ -12,7 +12,7 @@ from autopar.graph import REPLICATE, LayerClass, Layout, Op, OpGraph, TensorSpec
 from autopar.plan import MeshAxis
 from autopar.shard.rules import OpRule
 
-RECOMPUTE = ("none", "full")
+RECOMPUTE = ("none", "selective", "full")
 ZERO = (0, 1, 2, 3)
 
 
@@ -118,12 +118,12 @@ def pins_of(config: ManualConfig, block: int | None, mesh: tuple[MeshAxis, ...],
     """Pins of one layer under a hand-written plan; `block` is its place among the blocks, None outside them."""
     own = config if block is None else config.for_block(block, config.devices)
     mode, _, count = own.recompute.partition(":")
-    full = mode == "full" and block is not None and (not count or block >= blocks - int(count))
+    here = block is not None and (not count or block >= blocks - int(count))
     return Pins(
         tensor_axes=inner_axes(mesh, own.tp),
         sequence=own.sp if own.tp > 1 else 0,
         zero=(own.zero if own.dp > 1 else 0,),
-        recompute=("full" if full else "none",),
+        recompute=(mode if here else "none",),
     )
 
 

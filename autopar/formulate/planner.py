@@ -280,8 +280,6 @@ def _refuse_unsupported(config: ManualConfig) -> None:
         for key, value in wanted.items()
         if getattr(config, key) != value
     ]
-    if config.recompute == "selective":
-        mistakes.append("recompute=selective: not supported in this version; give none, full or full:N")
     if config.framework != "autopar":
         mistakes.append(f"framework={config.framework}: not supported in this version; give autopar")
     if mistakes:

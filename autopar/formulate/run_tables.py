@@ -17,7 +17,7 @@ from autopar.formulate.labels import LabelSpace
 from autopar.formulate.runs import Surroundings
 from autopar.formulate.tables import Mode, Price
 
-Family: TypeAlias = tuple[int, bool]
+Family: TypeAlias = tuple[int, str]
 """ZeRO level and recomputation."""
 
 
@@ -71,7 +71,7 @@ class RunTables:
         if family is None:
             return True
         pins = self.around.pins
-        allowed = family[0] in pins.zero and ("full" if family[1] else "none") in pins.recompute
+        allowed = family[0] in pins.zero and family[1] in pins.recompute
         return not allowed or (family[0] if self.tied else mode.zero, mode.recompute) == family
 
     def steps(self, prices: Sequence[Price], family: Family | None, zeros: Sequence[int], states: int) -> Floats:

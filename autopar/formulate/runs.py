@@ -10,6 +10,7 @@ from typing import TypedDict
 
 from autopar.cost.activations import outputs_saved
 from autopar.formulate.pins import Pins
+from autopar.formulate.recompute import offered
 from autopar.formulate.states import cut_layouts
 from autopar.graph import LayerClass, Layout, OpGraph, TensorSpec
 
@@ -91,6 +92,8 @@ def layer_runs(graph: OpGraph, pins: Sequence[Pins], staged: bool = False) -> tu
     runs: list[LayerRun] = []
     for index, layer in enumerate(graph.layers):
         around = replace(_surroundings(graph, index, pins, uses, seen), **holdings[index])
+        kinds = offered(graph.classes[layer.class_index], around.pins.recompute)
+        around = replace(around, pins=replace(around.pins, recompute=kinds))
         unread = frozenset(i for i, name in enumerate(layer.outputs) if name not in read)
         first, count = index, 1
         if runs and (runs[-1].around, runs[-1].unread) == (around, unread):

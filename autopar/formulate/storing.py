@@ -52,7 +52,9 @@ def undominated(
     kept: list[int] = []
     for group in groups.values():
         again = np.array([modes[k].recompute for k in group])
-        gainless = ~again[:, None] & (modes[group[0]].byte_price == 0.0)  # bytes that cost nothing needn't be saved
+        gainless = (again == "none")[:, None] & (
+            modes[group[0]].byte_price == 0.0
+        )  # bytes that cost nothing needn't be saved
         comparable = (again[:, None] == again[None]) | gainless
         beats = comparable & (costs[group][:, None] <= costs[group][None]).all(axis=2)
         beats &= ~beats.T | np.tri(len(group), k=-1, dtype=bool).T  # of equal ones the first stays

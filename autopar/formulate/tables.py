@@ -2,7 +2,7 @@
 
 For a mode (ZeRO level over some data axes, recomputation or not, a price per byte held) the cost of a labelling is
 
-    microbatches * (forward + backward [+ forward again]) + parameter synchronisation + optimizer + price * bytes
+    microbatches * (forward + backward + what runs again) + parameter synchronisation + optimizer + price * bytes
 
 The bytes counted are parameters, states and gradients exactly, and each saved activation once: with the price as a
 Lagrange multiplier the minimum is a lower bound on any plan under a byte limit.
@@ -20,11 +20,14 @@ from numpy.typing import NDArray
 
 from autopar.engine.label_graph import LabelGraph
 from autopar.formulate.call_prices import CallPrices
-from autopar.formulate.kept import recomputed_bytes, saved_bytes
-from autopar.formulate.labels import LabelSpace, at_cut
+from autopar.formulate.kept import kept_bytes
+from autopar.formulate.labels import Edge, LabelSpace, at_cut
 from autopar.formulate.relayout_prices import RelayoutPrices
 from autopar.formulate.runs import Surroundings
+from autopar.graph import LayerClass, Op
 from autopar.plan import MeshAxis
+from autopar.shard.regions import rerun_regions
+from autopar.shard.saved import last_saver, saves_its_own
 
 Array = NDArray[np.float64]
 
@@ -42,7 +45,7 @@ class Mode:
 
     zero: int
     data_axes: tuple[int, ...]
-    recompute: bool
+    recompute: str
     byte_price: float
     second_weight: float = 1.0
     in_flight: int = 1
@@ -73,44 +76,89 @@ class Setting:
 
 
 @dataclass
-class SpaceCosts:
-    """Seconds and bytes of one microbatch on the labels of a space; `pair` entries are (forward, backward).
+class Seconds:
+    """Seconds of one microbatch on the labels of a space, by variable and by pair of variables."""
 
-    `saved_bytes`: kept for the backward; `recomputed_bytes`: on entry and exit labels, if the layer is recomputed.
+    single: list[Array]
+    pair: dict[tuple[int, int], Array] = field(default_factory=dict)
+
+    def add_pair(self, source: int, target: int, seconds: Array) -> None:
+        """Add seconds that two variables decide, or, if they are one, its labels."""
+        if source == target:
+            self.single[source] += np.diagonal(seconds)
+        else:
+            self.pair[source, target] = self.pair.get((source, target), 0.0) + seconds
+
+
+@dataclass
+class SpaceCosts:
+    """Seconds and bytes of one microbatch on the labels of a space.
+
+    By kind of recomputation `rerun`: of what runs again in the backward, 0 where a label is illegal; `kept_bytes`: of
+    what is kept for it.
     """
 
     space: LabelSpace
-    forward: list[Array]
-    backward: list[Array]
-    saved_bytes: list[Array]
-    recomputed_bytes: tuple[Array, Array]
-    pair: dict[tuple[int, int], tuple[Array, Array]] = field(default_factory=dict)
-
-    def add_pair(self, source: int, target: int, forward: Array, backward: Array) -> None:
-        """Add a cost between two variables (or, if they are one, on its labels)."""
-        if source == target:
-            self.forward[source] = self.forward[source] + np.diagonal(forward)
-            self.backward[source] = self.backward[source] + np.diagonal(backward)
-            return
-        old = self.pair.get((source, target), (0.0, 0.0))
-        self.pair[source, target] = (old[0] + forward, old[1] + backward)
+    forward: Seconds
+    backward: Seconds
+    rerun: dict[str, Seconds]
+    kept_bytes: dict[str, list[Array]]
 
 
 def space_costs(
     space: LabelSpace, around: Surroundings, setting: Setting, calls: CallPrices, relayouts: RelayoutPrices
 ) -> SpaceCosts:
     """Price every label and every pair of labels of a layer at the setting's microbatch."""
-    zeros = [np.zeros(len(v)) for v in space.variables]
-    kept, inputs = saved_bytes(space, around, setting.batch), recomputed_bytes(space, around, setting.batch)
-    costs = SpaceCosts(space, list(zeros), list(zeros), kept, inputs)
-    for placed, ahead, back in calls.of(space, setting.batch, setting.mesh):
-        costs.forward[placed.variable] = costs.forward[placed.variable] + ahead
-        costs.backward[placed.variable] = costs.backward[placed.variable] + back
+    kinds = around.pins.recompute
+    again = {kind: _Again(space.layer, kind) for kind in kinds}
+    forward, backward = (Seconds([np.zeros(len(v)) for v in space.variables]) for _ in range(2))
+    rerun = {kind: Seconds([np.zeros(len(v)) for v in space.variables]) for kind in kinds}
+    for placed, ahead, behind in calls.of(space, setting.batch, setting.mesh):
+        forward.single[placed.variable] += ahead
+        backward.single[placed.variable] += behind
+        for kind in kinds:
+            if placed.op.name in again[kind].ops:
+                rerun[kind].single[placed.variable] += _finite(ahead)
     for edge in space.edges:
+        ends = edge.source.variable, edge.target.variable
         sources, targets = edge.source.layouts, edge.target.layouts
-        forward, backward = relayouts.table(space.layer.values[edge.value], sources, targets, setting.batch)
-        costs.add_pair(edge.source.variable, edge.target.variable, forward, backward)
-    return costs
+        ahead, behind = relayouts.table(space.layer.values[edge.value], sources, targets, setting.batch)
+        forward.add_pair(*ends, ahead)
+        backward.add_pair(*ends, behind)
+        for kind in kinds:
+            if again[kind].includes(edge):
+                rerun[kind].add_pair(*ends, _finite(ahead))
+    kept = {kind: kept_bytes(space, around, setting.batch, kind) for kind in kinds}
+    return SpaceCosts(space, forward, backward, rerun, kept)
+
+
+def _finite(seconds: Array) -> Array:
+    return np.where(np.isinf(seconds), 0.0, seconds)
+
+
+class _Again:
+    """What of a layer runs again under a kind of recomputation, as `run_again` says of its lowered programs."""
+
+    def __init__(self, layer: LayerClass, kind: str) -> None:
+        self._layer = layer
+        self._ends: list[tuple[frozenset[str], int]] = []
+        ops: list[Op] = []
+        for region in rerun_regions(layer, kind):
+            end = last_saver([op if op.name in region else None for op in layer.ops])
+            self._ends.append((region, end))
+            ops += [op for op in layer.ops[: end + 1] if op.name in region]
+            ops = ops[: len(ops) - (end >= 0 and not saves_its_own(layer.ops[end]))]
+        self.ops = frozenset(op.name for op in ops)
+
+    def includes(self, edge: Edge) -> bool:
+        """Whether a change of layout is made again."""
+        return any(edge.place <= end and self._inside(edge, region) for region, end in self._ends)
+
+    def _inside(self, edge: Edge, region: frozenset[str]) -> bool:
+        if len(region) == len(self._layer.ops):
+            return True
+        maker = self._layer.producer.get(edge.value)
+        return maker is not None and maker.name in region and not region.isdisjoint(edge.readers)
 
 
 def passing_seconds(space: LabelSpace, around: Surroundings, setting: Setting, relayouts: RelayoutPrices) -> Array:
@@ -141,20 +189,22 @@ def label_graph(
     """
     space = costs.space
     weights = setting.num_microbatches * np.array([mode.second_weight for mode in modes])
-    again = weights * np.array([1.0 + mode.recompute for mode in modes])
     prices = np.array([mode.byte_price * mode.in_flight for mode in modes])
-    rerun = np.array([mode.recompute for mode in modes])
+    chosen = {kind: np.array([mode.recompute == kind for mode in modes]) for kind in costs.rerun}
     unary: dict[int, Array] = {}
     for v in range(len(space.variables)):
-        run = again[:, None] * costs.forward[v] + weights[:, None] * costs.backward[v]
-        unary[v] = run + (prices * ~rerun)[:, None] * costs.saved_bytes[v]
-    for v, kept in zip((space.entry, space.exit), costs.recomputed_bytes, strict=True):
-        unary[v] = unary[v] + (prices * rerun)[:, None] * kept
+        unary[v] = weights[:, None] * (costs.forward.single[v] + costs.backward.single[v])
+        for kind, mine in chosen.items():
+            unary[v] += (weights * mine)[:, None] * costs.rerun[kind].single[v]
+            unary[v] += (prices * mine)[:, None] * costs.kept_bytes[kind][v]
     for v, kept in stored:
         unary[v] = unary[v] + kept
-    once, twice = weights[:, None, None], again[:, None, None]
-    pair = {key: twice * forward + once * backward for key, (forward, backward) in costs.pair.items()}
+    every = weights[:, None, None]
+    pair = {key: every * (forward + costs.backward.pair[key]) for key, forward in costs.forward.pair.items()}
+    for kind, mine in chosen.items():
+        for key, again in costs.rerun[kind].pair.items():
+            pair[key] += every * mine[:, None, None] * again
     ends = (space.entry, space.exit)
-    pair[ends] = pair.get(ends, 0.0) + once * passing[None]
+    pair[ends] = pair.get(ends, 0.0) + every * passing[None]
     sizes = tuple(len(v) for v in space.variables)
     return LabelGraph(sizes, dict(unary), dict(pair), (space.entry, space.exit, *space.tied))

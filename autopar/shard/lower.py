@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 from autopar.errors import PlanError
 from autopar.graph import REPLICATE, LayerClass, Layout, Op, OpGraph, TensorSpec, follow_layout, layout_text
 from autopar.plan import LayerStrategy
 from autopar.shard import rules
-from autopar.shard.program import Call, Program, Relayout, Step
+from autopar.shard.program import Call, Program, Relayout, Step, made_by, read_by
+from autopar.shard.regions import in_order, rerun_regions
 from autopar.shard.relayout import held_layout, plan_moves
 
 
@@ -60,6 +63,40 @@ def lower(
     return lowering.program(tuple(outputs))
 
 
+def with_regions(
+    steps: Sequence[Step], regions: Sequence[Collection[str]]
+) -> tuple[tuple[Step, ...], tuple[range, ...]]:
+    """The steps in an order in which the calls of each region's ops are consecutive, and where they are.
+
+    Layout changes between steps of a region are part of it; those in front of it and behind it are not, unless the
+    region is all there is.
+    """
+    groups = [_members(steps, region) for region in regions]
+    order = in_order([read_by(s) for s in steps], [made_by(s) for s in steps], groups)
+    if order is None:
+        raise ValueError(f"regions {regions!r} can't be run in one piece each")
+    place = {old: new for new, old in enumerate(order)}
+    starts = [min(place[i] for i in group) for group in groups]
+    return tuple(steps[i] for i in order), tuple(range(a, a + len(g)) for a, g in zip(starts, groups, strict=True))
+
+
+def _members(steps: Sequence[Step], region: Collection[str]) -> list[int]:
+    """Which steps make up the region of some ops."""
+    calls = {i for i, step in enumerate(steps) if isinstance(step, Call) and step.op.name in region}
+    if len(calls) == sum(isinstance(step, Call) for step in steps):
+        return list(range(len(steps)))
+    inside = {name for i in calls for name in made_by(steps[i])}
+    for step in steps:
+        if isinstance(step, Relayout) and step.source in inside:
+            inside.add(step.result)
+    members, read = set(calls), {name for i in calls for name in read_by(steps[i])}
+    for i, step in reversed(list(enumerate(steps))):
+        if isinstance(step, Relayout) and step.source in inside and step.result in read:
+            members.add(i)
+            read.add(step.source)
+    return sorted(members)
+
+
 def _alike(first: TensorSpec, second: TensorSpec) -> bool:
     return (first.shape, first.dtype) == (second.shape, second.dtype)
 
@@ -111,9 +148,10 @@ class _Lowering:
     def program(self, outputs: tuple[str, ...]) -> Program:
         """The finished program, which returns `outputs`."""
         layer = self.layer
+        steps, regions = with_regions(self.steps, rerun_regions(layer, self.strategy.recompute))
         return Program(
-            self.axis_sizes, tuple(self.steps), layer.inputs, layer.params, layer.buffers, outputs,
-            self.layouts, self.values,
+            self.axis_sizes, steps, layer.inputs, layer.params, layer.buffers, outputs, self.layouts, self.values,
+            regions,
         )  # fmt: skip
 
     @property

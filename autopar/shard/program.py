@@ -63,13 +63,24 @@ class Call:
 Step: TypeAlias = Relayout | Call
 
 
+def read_by(step: Step) -> tuple[str, ...]:
+    """Names that a step reads."""
+    return (step.source,) if isinstance(step, Relayout) else step.operands
+
+
+def made_by(step: Step) -> tuple[str, ...]:
+    """Names that a step makes."""
+    return (step.result,) if isinstance(step, Relayout) else step.op.results
+
+
 @dataclass(frozen=True)
 class Program:
     """A lowered layer: `steps` in order; `layouts` of every name a step reads or makes; specs by name (global shapes).
 
     `inputs` enter in the layouts that follow the strategy's entry; `outputs` name, for each output of the class, what
     to hand on, in the layouts that follow its exit. Parameters and buffers are stored in `layouts[name]`.
-    `axis_sizes` are those of the stage's mesh.
+    `axis_sizes` are those of the stage's mesh. `regions` are steps of which only what they read from outside is kept
+    for the backward pass, in which they run again.
     """
 
     axis_sizes: tuple[int, ...]
@@ -80,3 +91,15 @@ class Program:
     outputs: tuple[str, ...]
     layouts: dict[str, Layout] = field(hash=False)
     values: dict[str, TensorSpec] = field(hash=False)
+    regions: tuple[range, ...] = ()
+
+    def entering(self, region: range) -> tuple[str, ...]:
+        """Names that a region reads and doesn't make."""
+        inside = {name for i in region for name in made_by(self.steps[i])}
+        read = dict.fromkeys(name for i in region for name in read_by(self.steps[i]))
+        return tuple(name for name in read if name not in inside)
+
+    def leaving(self, region: range) -> tuple[str, ...]:
+        """Names that a region makes and others read."""
+        read = {name for step in self.steps[region.stop :] for name in read_by(step)} | {*self.outputs}
+        return tuple(name for i in region for name in made_by(self.steps[i]) if name in read)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
-from autopar.graph import DTYPE_BYTES
+from autopar.graph import DTYPE_BYTES, Op
 from autopar.shard.factors import LINEAR
 from autopar.shard.localize import local_shape_of
-from autopar.shard.program import Call, Program
+from autopar.shard.program import Call, Program, Step
 
 
 def inner_saved_bytes(call: Call, program: Program, batch: int) -> int:
@@ -32,3 +33,22 @@ def saved_names(call: Call) -> tuple[str, ...]:
     if call.kernel == "cross_entropy" and "v" in call.factors:
         return tuple(dict.fromkeys((*kept, *call.operands[:2])))
     return kept
+
+
+def run_again(region: range, steps: Sequence[Step]) -> range:
+    """The steps of a region that run again in the backward pass: torch stops at the last tensor that is saved."""
+    ops = [step.op if isinstance(step, Call) else None for step in steps[region.start : region.stop]]
+    end = last_saver(ops)
+    own = end >= 0 and any(op is not None and saves_its_own(op) for op in ops[end : end + 1])
+    return region[: max(0, end) + own]
+
+
+def last_saver(ops: Sequence[Op | None]) -> int:
+    """Position of the last op of which autograd saves something, -1 if there is none."""
+    savers = [i for i, op in enumerate(ops) if op is not None and (op.saved.values or op.saved.extra)]
+    return savers[-1] if savers else -1
+
+
+def saves_its_own(op: Op) -> bool:
+    """Whether autograd saves something that the op makes: it must then run to have it, else saving comes before."""
+    return bool(op.saved.extra) or not {*op.results}.isdisjoint(op.saved.values)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autopar.cost.activations import activations, outputs_saved
+from autopar.cost.activations import Activations, activations, outputs_saved
 from autopar.cost.memory import LayerMemory, layer_memory
 from autopar.cost.states import held_parameters, state_bytes
 from autopar.emit.peak import live_tensor_bytes, measured_peak_tensor_bytes
@@ -25,8 +25,8 @@ def lowered(strategy: LayerStrategy, sizes: tuple[int, ...]) -> Program:
     return lower(layer, strategy, sizes, layer.values["x"], layer.values["out"])
 
 
-def whole() -> Program:
-    return lowered(LayerStrategy((REPLICATE,), (REPLICATE,), {}, {}), (1,))
+def whole(recompute: str = "none") -> Program:
+    return lowered(LayerStrategy((REPLICATE,), (REPLICATE,), {}, {}, 0, recompute), (1,))
 
 
 def test_hand_computed_layer() -> None:
@@ -91,10 +91,10 @@ def split(dims: dict[str, int], entry: int, stored: dict[str, int]) -> LayerStra
 
 def memory(
     program: Program, policy: DtypePolicy, optimizer: str = "adamw", zero: int = 0, data_axes: tuple[int, ...] = (),
-    recompute: str = "none", foreign: frozenset[str] = frozenset(),
+    foreign: frozenset[str] = frozenset(),
 ) -> LayerMemory:  # fmt: skip
     parameters = held_parameters(program, data_axes, zero, foreign)
-    return layer_memory(program, BATCH, policy, optimizer, parameters, activations(program, BATCH), recompute)
+    return layer_memory(program, BATCH, policy, optimizer, parameters, activations(program, BATCH))
 
 
 def test_tensor_parallel_layer_keeps_its_share() -> None:
@@ -107,7 +107,7 @@ def test_tensor_parallel_layer_keeps_its_share() -> None:
 
 def test_recomputation_keeps_inputs_only() -> None:
     """With full recomputation the input stays, and everything else is needed at once in the backward."""
-    found = memory(whole(), POLICIES["fp32"], recompute="full")
+    found = memory(whole("full"), POLICIES["fp32"])
     assert (found.saved, found.transient) == (X, 8 * X + 5 * X)
 
 
@@ -162,18 +162,17 @@ def test_tied_parameters_are_owned_once() -> None:
 def test_inputs_saved_by_an_earlier_layer_are_held() -> None:
     """The layer saves its input, so whoever reads that next keeps it for free."""
     assert outputs_saved(feed_forward()) == {"x"}
-    found = activations(whole(), BATCH, held=frozenset({"x"}))
-    assert (found.saved, found.recomputed_saved) == (8 * X, 0)
+    assert activations(whole(), BATCH, held=frozenset({"x"})).saved == 8 * X
+    assert activations(whole("full"), BATCH, held=frozenset({"x"})).saved == 0
 
 
 def test_what_later_layers_count_on_is_kept_here() -> None:
     """An output that a later layer takes to be kept counts here, whether an op of the layer saves it or not."""
-    found = activations(whole(), BATCH, promised=frozenset({1}))
-    assert (found.saved, found.recomputed_saved) == (10 * X, 2 * X)
     # in the backward pass that output is gone: the most at once is as it was, less here as more is called saved
-    assert (found.transient, found.recomputed_transient) == (4 * X, 12 * X)
-    twice = activations(whole(), BATCH, promised=frozenset({0}))
-    assert (twice.saved, twice.recomputed_saved) == (9 * X, X)
+    assert activations(whole(), BATCH, promised=frozenset({1})) == Activations(10 * X, 4 * X)
+    assert activations(whole("full"), BATCH, promised=frozenset({1})) == Activations(2 * X, 12 * X)
+    assert activations(whole(), BATCH, promised=frozenset({0})).saved == 9 * X
+    assert activations(whole("full"), BATCH, promised=frozenset({0})).saved == X
 
 
 def test_no_gradient_comes_back_for_what_nobody_reads() -> None:

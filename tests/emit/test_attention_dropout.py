@@ -76,10 +76,11 @@ def trained(recompute: str, seed: int = 0) -> tuple[Tensor, dict[str, Tensor], T
     return loss, gradients, first
 
 
-def test_recomputation_draws_the_same_masks() -> None:
-    """Loss and gradients under full recomputation are those without; another seed drops others."""
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_recomputation_draws_the_same_masks(recompute: str) -> None:
+    """Loss and gradients under recomputation are those without; another seed drops others."""
     loss, gradients, _ = trained("none")
-    recomputed_loss, recomputed, _ = trained("full")
+    recomputed_loss, recomputed, _ = trained(recompute)
     torch.testing.assert_close(recomputed_loss, loss, rtol=1e-12, atol=0)
     for name, gradient in gradients.items():
         torch.testing.assert_close(recomputed[name], gradient, rtol=1e-11, atol=1e-14)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from autopar.cluster import Cluster, load_cluster
 from autopar.cost.demand import price_demands
 from autopar.cost.moves import relayout_demand
-from autopar.cost.program import layer_demand
+from autopar.cost.program import layer_demand, rerun_demand
 from autopar.cost.roofline import RooflinePricer
 from autopar.engine.eliminate import Elimination
 from autopar.engine.label_graph import LabelGraph
@@ -107,8 +107,7 @@ class Laid:
 
     def strategy(self, mode: int, labels: Sequence[int]) -> LayerStrategy:
         """The strategy that labels stand for in a mode."""
-        again = "full" if self.modes[mode].recompute else "none"
-        return self.space.strategy(dict(enumerate(labels)), self.modes[mode].zero, again)
+        return self.space.strategy(dict(enumerate(labels)), self.modes[mode].zero, self.modes[mode].recompute)
 
 
 def legal_entries(solved: Elimination) -> np.ndarray[tuple[int, int], np.dtype[np.intp]]:
@@ -117,11 +116,11 @@ def legal_entries(solved: Elimination) -> np.ndarray[tuple[int, int], np.dtype[n
 
 
 def modes_of(space: LabelSpace, run: LayerRun, byte_price_s: float = 0.0) -> list[Mode]:
-    """Every ZeRO level over every set of data axes that a state has, with and without recomputation."""
+    """Every ZeRO level over every set of data axes that a state has, with every kind of recomputation."""
     batch_dim = run.around.entry.batch_dim
     axes = {data_axes_of(state, batch_dim) for state in space.variables[space.entry].layouts} - {()}
     ways = [(0, ()), *((zero, a) for zero in (1, 2, 3) for a in sorted(axes))]
-    return [Mode(zero, a, again, byte_price_s) for zero, a in ways for again in (False, True)]
+    return [Mode(zero, a, again, byte_price_s) for zero, a in ways for again in run.around.pins.recompute]
 
 
 def lay_out(run: LayerRun, setting: Setting, pricer: RooflinePricer) -> Laid:
@@ -164,8 +163,8 @@ def step_s(laid: Laid, strategy: LayerStrategy) -> float:
         behind = strategy.exit if value.main_behind else follow_layout(around.leave, strategy.exit, value.spec)
         demands.append(relayout_demand(value.spec, front, behind, setting.mesh, setting.batch))
     times = price_demands(demands, laid.pricer)
-    again = float(times.forward_s[0]) if strategy.recompute == "full" else 0.0
-    micro = float(times.forward_s.sum() + times.backward_s.sum()) + again
+    again = price_demands([rerun_demand(program, laid.run.layer, setting.batch, setting.mesh)], laid.pricer)
+    micro = float(times.forward_s.sum() + times.backward_s.sum() + again.forward_s[0])
     return setting.num_microbatches * micro + _parameters_s(laid, strategy, program)
 
 

@@ -121,6 +121,6 @@ def test_nothing_at_random_is_cheaper(sizes: tuple[int, ...]) -> None:
         choice = [options[int(rng.integers(len(options)))] for options in free.sources()]
         k = int(rng.integers(len(layer.modes)))
         mode, ends = layer.modes[k], [free.states.index(state) for state in choice[:2]]
-        strategy = replace(free.strategy(*choice), zero=mode.zero, recompute="full" if mode.recompute else "none")
+        strategy = replace(free.strategy(*choice), zero=mode.zero, recompute=mode.recompute)
         if mode.zero == 0 or strategy.data_axes(0) == mode.data_axes:
             assert step_s(layer, strategy) >= solved.table[(k, *ends)] * (1 - 1e-9)

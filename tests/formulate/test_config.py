@@ -57,8 +57,8 @@ def test_every_misfit_is_listed() -> None:
 def test_unsupported_keys_are_refused_together() -> None:
     """Keys that can't be planned yet are refused by name, all at once."""
     with pytest.raises(ConfigError) as caught:
-        planner("gpt").estimate(ManualConfig.parse("cp=2,offload=optimizer,recompute=selective"))
-    assert [m.partition("=")[0] for m in caught.value.mistakes] == ["cp", "offload", "recompute"]
+        planner("gpt").estimate(ManualConfig.parse("cp=2,ep=2,offload=optimizer"))
+    assert [m.partition("=")[0] for m in caught.value.mistakes] == ["cp", "ep", "offload"]
 
 
 def test_every_bad_constraint_is_listed() -> None:

@@ -95,12 +95,13 @@ def _conv_net(norm: str) -> tuple[nn.Module, dict[str, Any]]:
     return ConvNet(norm), {"image": image, "labels": torch.zeros(4, dtype=torch.long)}
 
 
-def _bert(name: str) -> tuple[nn.Module, dict[str, Any]]:
+def _bert(name: str, layers: int = 2, attention: str = "sdpa") -> tuple[nn.Module, dict[str, Any]]:
     import transformers
 
     config = transformers.BertConfig(
-        vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        vocab_size=64, hidden_size=32, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=64,
         max_position_embeddings=16, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        attn_implementation=attention,  # type: ignore[call-arg]
     )  # fmt: skip
     config.num_labels = 4
     ids, ones = torch.zeros(2, 8, dtype=torch.long), torch.ones(2, 8, dtype=torch.long)
@@ -109,12 +110,12 @@ def _bert(name: str) -> tuple[nn.Module, dict[str, Any]]:
     return getattr(transformers, name)(config), inputs
 
 
-def _vit() -> tuple[nn.Module, dict[str, Any]]:
+def _vit(layers: int = 2) -> tuple[nn.Module, dict[str, Any]]:
     import transformers
 
     config = transformers.ViTConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, image_size=16, patch_size=4,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        hidden_size=32, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=64, image_size=16,
+        patch_size=4, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
     config.num_labels = 4
     images = torch.zeros(2, 3, 16, 16)
@@ -122,6 +123,46 @@ def _vit() -> tuple[nn.Module, dict[str, Any]]:
         "pixel_values": images,
         "labels": torch.zeros(2, dtype=torch.long),
     }
+
+
+class NextToken(nn.Module):
+    """A language model with its loss in the dtype of its logits; transformers takes it in float32."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+        logits = self.model(input_ids=input_ids).logits
+        return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
+def eager_gpt() -> tuple[nn.Module, dict[str, Any]]:
+    """Four blocks of attention written out, with dropout, on a sequence that is long for their width."""
+    return _eager("gpt", layers=4, hidden=64, length=64)
+
+
+def _eager(kind: str, layers: int = 2, hidden: int = 32, length: int = 8) -> tuple[nn.Module, dict[str, Any]]:
+    """Attention written out: products, mask and softmax are ops of their own. The embedding of GPT-2 is tied."""
+    import transformers
+
+    ids = torch.zeros(2, length, dtype=torch.long)
+    tokens: dict[str, Any] = {"vocab_size": 64, "bos_token_id": 0, "eos_token_id": 0, "use_cache": False}
+    tokens["attn_implementation"] = "eager"
+    model: nn.Module
+    if kind == "gpt":
+        gpt = transformers.GPT2Config(
+            n_embd=hidden, n_layer=layers, n_head=4, n_positions=length, activation_function="gelu_pytorch_tanh",
+            attn_pdrop=0.1, resid_pdrop=0.0, embd_pdrop=0.0, **tokens,
+        )  # fmt: skip
+        model = transformers.GPT2LMHeadModel(gpt)
+    else:
+        llama = transformers.LlamaConfig(
+            hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
+            intermediate_size=2 * hidden, max_position_embeddings=length, **tokens,
+        )  # fmt: skip
+        model = transformers.LlamaForCausalLM(llama)
+    return NextToken(model), {"input_ids": ids, "labels": ids.clone()}
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {
@@ -132,9 +173,18 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {
     "bert classifier": lambda: _bert("BertForSequenceClassification"),
     "vit": _vit,
 }
+"""Small models by name."""
+FURTHER: dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {
+    "gpt eager": lambda: _eager("gpt"),
+    "llama eager": lambda: _eager("llama"),
+    "bert eager": lambda: _bert("BertForMaskedLM", 2, "eager"),
+    "deep bert": lambda: _bert("BertForMaskedLM", 4, "eager"),
+    "deep vit": lambda: _vit(4),
+}
+"""Attention written out, and enough blocks for four stages."""
 
 
-def _real(model: nn.Module) -> nn.Module:
+def real(model: nn.Module) -> nn.Module:
     """`model` with memory; tied parameters, which `to_empty` parts, tied again."""
     first: dict[int, str] = {}
     names = {name: first.setdefault(id(p), name) for name, p in model.named_parameters(remove_duplicate=False)}
@@ -151,12 +201,12 @@ def example(name: str) -> tuple[nn.Module, dict[str, Any]]:
     if name == "mlp":
         model: nn.Module = Mlp()
         inputs = {"x": torch.zeros(2, 16), "labels": torch.tensor([0, -100])}
-    elif name in MODELS:
-        model, inputs = MODELS[name]()
+    elif name in {**MODELS, **FURTHER}:
+        model, inputs = {**MODELS, **FURTHER}[name]()
         inputs = {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
     else:
         loaded = load_model(SPECS[name])
-        model, inputs = _real(loaded.model), dict(loaded.inputs)
+        model, inputs = real(loaded.model), dict(loaded.inputs)
     generator = torch.Generator().manual_seed(1)
     model.double()
     with torch.no_grad():

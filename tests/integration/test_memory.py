@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from autopar.plan import PlanRecord
 from autopar.trace.capture import trace
 from autopar.trace.inputs import bind
 from autopar.trace.spec import load_model
+from tests.integration.models import real
 from tests.integration.test_exact import planned
 from tests.pool import Pool
 
@@ -20,12 +23,17 @@ SPECS = {
     "gpt": "gpt:layers=4,hidden=64,heads=4,vocab=256,seq=64",
     "llama": "llama:layers=4,hidden=64,heads=4,kv_heads=2,vocab=256,seq=64",
     "wide": "gpt:layers=2,hidden=128,heads=4,vocab=512,seq=8",
+    "eager gpt": f"{Path(__file__).parent / 'models.py'}:eager_gpt",
 }
 PLANS = [
     ("gpt", "dp=4,microbatch_size=4"),
     ("gpt", "dp=4,zero=1,microbatch_size=2"),
     ("gpt", "dp=4,recompute=full,microbatch_size=4"),
     ("gpt", "tp=4,sp=1,microbatch_size=8"),
+    ("eager gpt", "dp=4,microbatch_size=4"),
+    ("eager gpt", "dp=4,recompute=selective,microbatch_size=4"),
+    ("eager gpt", "dp=2,tp=2,sp=1,recompute=selective,microbatch_size=4"),
+    ("llama", "dp=4,recompute=selective,microbatch_size=4"),
     ("llama", "dp=4,zero=2,microbatch_size=2"),
     ("llama", "dp=4,zero=3,microbatch_size=4"),
     ("llama", "dp=2,tp=2,zero=3,microbatch_size=4"),
@@ -44,9 +52,10 @@ def measure(record: PlanRecord, graph: OpGraph, spec: str) -> int:
     """
     before = live_tensor_bytes("cpu")
     loaded = load_model(spec)
-    pm = emit(record, graph, loaded.model, device="cpu")
-    rows = record.request.global_batch // pm.data_parallel_size
     examples = bind(loaded.model, loaded.inputs).tensors
+    pm = emit(record, graph, real(loaded.model), device="cpu")
+    del loaded
+    rows = record.request.global_batch // pm.data_parallel_size
     batch = dict(zip(graph.inputs, random_batch(graph, examples, rows, 0, torch.device("cpu")), strict=True))
     optimizer = torch.optim.AdamW(pm.parameters(), foreach=True)
 

@@ -15,17 +15,32 @@ from tests.pool import Pool
 
 CELLS: dict[str, tuple[int, tuple[str, ...], tuple[int, ...], str, int]] = {
     "pp 2": (1, ("dp=1", "dp=1"), (3, 3), "1f1b", 4),
-    "pp 4 uneven": (1, ("dp=1",) * 4, (1, 3, 1, 1), "1f1b", 4),
+    "pp 4 uneven": (1, ("dp=1",) * 4, (1, 2, 1, 2), "1f1b", 4),
     "pp 2 x tp 2": (2, ("tp=2", "tp=2"), (3, 3), "1f1b", 2),
     "pp 2 x zero-3 2": (2, ("dp=2,zero=3", "dp=2,zero=3"), (3, 3), "1f1b", 4),
     "pp 2, dp 2 then tp 2": (2, ("dp=2", "tp=2"), (3, 3), "gpipe", 4),
     "pp 2 x dp 4, another mesh": (4, ("dp=4", "dp=4,layers=4:tp=2"), (4, 2), "1f1b", 2),
     "interleaved 2 x 2": (1, ("dp=1", "dp=1"), (2, 1, 1, 2), "interleaved", 4),
 }
-"""Ranks of a group, configuration of each group, layers of each stage, schedule, microbatches."""
-CASES = [(name, cell) for name in ("deep gpt", "deep llama", "skips") for cell in CELLS]
-CASES.remove(("deep gpt", "pp 2, dp 2 then tp 2"))
-"""A tied parameter can't be whole in one stage and cut up in another: refused, see `tests/emit/test_pipeline.py`."""
+"""Ranks of a group, configuration of each group, layers of each stage (the last has all that are left), schedule,
+microbatches."""
+
+
+def _is_quick(name: str, cell: str, recompute: str) -> bool:
+    """Which cases are tried whenever anything changes."""
+    return name in QUICK and (recompute != "selective" or (name, cell) in SELECTIVE)
+
+
+SELECTIVE = {("deep gpt", "pp 2 x tp 2"), ("deep gpt", "interleaved 2 x 2"), ("deep llama", "pp 2, dp 2 then tp 2")}
+QUICK = ("deep gpt", "deep llama", "skips")
+CASES = [
+    pytest.param(name, cell, recompute, marks=() if _is_quick(name, cell, recompute) else pytest.mark.slow)
+    for name in (*QUICK, "deep bert", "deep vit", "cnn with groups")
+    for cell in CELLS
+    for recompute in ("none", "full", "selective")
+    # A tied parameter can't be whole in one stage and cut up in another: refused, see `tests/emit/test_pipeline.py`.
+    if (name, cell) != ("deep gpt", "pp 2, dp 2 then tp 2")
+]
 
 
 def check(record: PlanRecord, graph: OpGraph, name: str) -> dict[str, Any]:
@@ -35,13 +50,13 @@ def check(record: PlanRecord, graph: OpGraph, name: str) -> dict[str, Any]:
     return report.to_json()
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize(("name", "cell"), CASES)
+@pytest.mark.parametrize(("name", "cell", "recompute"), CASES)
 def test_pipeline_is_exact(pool: Pool, name: str, cell: str, recompute: str) -> None:
     """Loss, every gradient and the parameters after three AdamW steps equal those of one device to 1e-9."""
     group_size, texts, counts, schedule, microbatches = CELLS[cell]
     graph = traced(name)
     texts = tuple(f"{text},recompute={recompute}" for text in texts)
+    counts = (*counts[:-1], len(graph.layers) - sum(counts[:-1]))
     record = staged(graph, texts, counts, schedule, microbatches, group_size)
     report = pool.run(group_size * len(texts), check, record, graph, name)[0]
     assert not report["missing_gradients"]

@@ -1,0 +1,35 @@
+"""Which kinds of recomputation a layer is offered."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from autopar.cost.activations import activations
+from autopar.graph import LayerClass
+from autopar.plan import LayerStrategy
+from autopar.shard.lower import lower
+from autopar.shard.regions import rerun_regions
+
+WORTH = 0.01
+"""Share of the bytes kept for the backward that selective recomputation must save to be searched."""
+
+
+def offered(layer: LayerClass, wanted: tuple[str, ...]) -> tuple[str, ...]:
+    """Of the kinds `wanted` those that make sense for a layer.
+
+    Without a region that selective recomputation would run again, it is none; among others it is left out where it
+    saves next to nothing.
+    """
+    if "selective" not in wanted:
+        return wanted
+    if not rerun_regions(layer, "selective"):
+        return tuple(dict.fromkeys("none" if kind == "selective" else kind for kind in wanted))
+    worth = len(wanted) == 1 or kept_bytes(layer, "selective") < (1 - WORTH) * kept_bytes(layer, "none")
+    return wanted if worth else tuple(kind for kind in wanted if kind != "selective")
+
+
+@lru_cache(maxsize=256)
+def kept_bytes(layer: LayerClass, recompute: str) -> int:
+    """Bytes that a layer keeps for the backward of one sample on one device."""
+    main = layer.values[layer.inputs[0]]
+    return activations(lower(layer, LayerStrategy((), (), {}, {}, 0, recompute), (), main, main), 1).saved
