@@ -120,3 +120,10 @@ def limited(limit_bytes: int | None, constraints: tuple[str, ...]) -> PlanRecord
     """The plan on one device with all samples at once."""
     maker = planner("mlp", "1xa100-80gb", 64, limit_bytes, ("microbatch_size=64", *constraints))
     return Planner(graph_of(), maker.cluster, maker.pricer, maker.request).plan()
+
+
+def test_blocks_may_differ() -> None:
+    """`layers=` gives ranges of blocks a kind of recomputation of their own."""
+    text = f"dp=1,microbatch_size={BATCH},recompute=selective,layers=0:recompute=full;2:recompute=none"
+    stage = planned(graph_of(), text, "bf16", 1).stages[0]
+    assert [stage.strategies[i].recompute for i in stage.assignment] == ["none", "full", "selective", "none", "none"]

@@ -39,7 +39,7 @@ CASES = [
     for cell in CELLS
     for recompute in ("none", "full", "selective")
     # A tied parameter can't be whole in one stage and cut up in another: refused, see `tests/emit/test_pipeline.py`.
-    if (name, cell) != ("deep gpt", "pp 2, dp 2 then tp 2")
+    if name not in ("deep gpt", "deep bert") or cell != "pp 2, dp 2 then tp 2"
 ]
 
 
