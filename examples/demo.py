@@ -37,7 +37,7 @@ def make_model() -> Any:
 
     torch.manual_seed(0)
     sizes = {"vocab_size": 256, "n_positions": TOKENS, "n_embd": 256, "n_layer": 4, "n_head": 4}
-    return GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False))
+    return GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
 
 
 def batch_of(step: int) -> dict[str, Any]:

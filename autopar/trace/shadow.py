@@ -31,6 +31,7 @@ def shadow(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
         ) from error
     for module in copied.modules():
         _plain_tensors_to_buffers(module)
+        _without_cache(module)
     return copied
 
 
@@ -45,3 +46,10 @@ def _plain_tensors_to_buffers(module: nn.Module) -> None:
         if isinstance(value, Tensor):
             delattr(module, name)
             module.register_buffer(name, value, persistent=False)
+
+
+def _without_cache(module: nn.Module) -> None:
+    """Transformers' configurations ask by default for the keys and values that generation would need: not here."""
+    config = getattr(module, "config", None)
+    if getattr(config, "use_cache", False):
+        config.use_cache = False  # type: ignore[union-attr]

@@ -120,7 +120,6 @@ def _from_transformers(where: str, seq_len: int | None) -> tuple[nn.Module, Exam
         raise ConfigError(
             f"hf:{where}: architectures[0] is {named!r}, which transformers does not have; name a model class"
         )
-    config.use_cache = False
     try:
         with torch.device("meta"):
             model = head(config)

@@ -147,7 +147,7 @@ def _eager(kind: str, layers: int = 2, hidden: int = 32, length: int = 8) -> tup
     import transformers
 
     ids = torch.zeros(2, length, dtype=torch.long)
-    tokens: dict[str, Any] = {"vocab_size": 64, "bos_token_id": 0, "eos_token_id": 0, "use_cache": False}
+    tokens: dict[str, Any] = {"vocab_size": 64, "bos_token_id": 0, "eos_token_id": 0}
     tokens["attn_implementation"] = "eager"
     model: nn.Module
     if kind == "gpt":

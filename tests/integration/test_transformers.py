@@ -21,7 +21,7 @@ transformers = pytest.importorskip("transformers")
 def model_of(name: str) -> nn.Module:
     """A tiny model, in training, without dropout, every parameter random."""
     torch.manual_seed(0)
-    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "use_cache": False}
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     if name == "gpt2":
         config = transformers.GPT2Config(**sizes, n_positions=16, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
         model: nn.Module = transformers.GPT2LMHeadModel(config)

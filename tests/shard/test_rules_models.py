@@ -39,7 +39,7 @@ def _tokens() -> dict[str, Tensor]:
 def _gpt2() -> tuple[nn.Module, dict[str, Tensor]]:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
-        n_layer=1, n_embd=32, n_head=4, vocab_size=64, n_positions=16, use_cache=False, attn_pdrop=0.0, bos_token_id=1,
+        n_layer=1, n_embd=32, n_head=4, vocab_size=64, n_positions=16, attn_pdrop=0.0, bos_token_id=1,
         eos_token_id=2,
     )  # fmt: skip
     with torch.device("meta"):
@@ -50,7 +50,7 @@ def _llama() -> tuple[nn.Module, dict[str, Tensor]]:
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         num_hidden_layers=1, hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
-        vocab_size=64, use_cache=False,
+        vocab_size=64,
     )  # fmt: skip
     with torch.device("meta"):
         return transformers.LlamaForCausalLM(config), _tokens()

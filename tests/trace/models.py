@@ -141,7 +141,7 @@ def _gpt2() -> nn.Module:
 
     config = GPT2Config(
         n_layer=3, n_embd=WIDTH, n_head=4, vocab_size=VOCAB, n_positions=SEQ, bos_token_id=0, eos_token_id=0,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
     )  # fmt: skip
     return GPT2LMHeadModel(config)
 
@@ -151,7 +151,7 @@ def _llama() -> nn.Module:
 
     config = LlamaConfig(
         num_hidden_layers=3, hidden_size=WIDTH, num_attention_heads=4, num_key_value_heads=2, vocab_size=VOCAB,
-        intermediate_size=24, use_cache=False,
+        intermediate_size=24,
     )  # fmt: skip
     return LlamaForCausalLM(config)
 
