@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, field_validator
 
+from autopar.architecture import ARCHITECTURES
 from autopar.errors import ConfigError
 from autopar.settings import Settings, check_settings, near, read_settings, user_folder
 
@@ -28,7 +29,8 @@ class Device:
     `peak_flops_per_s` and `efficiency` are keyed by dtype name (`bfloat16`); `efficiency["memory"]` is for bandwidth.
     `usable_bytes` is what a process can allocate at most; `reserve_bytes` is held back for context, allocator slack and
     communication buffers. `overlap` is the share of communication that compute can hide at best. `sources` says where
-    each figure is from.
+    each figure is from. `units` are multiprocessors or cores (0: not known), `architecture` is a generation that
+    `architecture.py` knows, or empty; `fits` names the device whose fitted constants are this one's.
     """
 
     name: str
@@ -45,6 +47,9 @@ class Device:
     power_w: float | None = None
     price_per_hour: float | None = None
     sources: tuple[str, ...] = ()
+    architecture: str = ""
+    units: int = 0
+    fits: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,8 @@ class DeviceFile(Settings):
     reserve_gib: Positive
     memory_gb_per_s: Positive
     launch_us: Positive
+    architecture: str = ""
+    units: Annotated[int, Field(ge=0)] = 0
     overlap: Annotated[float, Field(ge=0, le=1, strict=False)] = 0.0
     power_w: Positive | None = None
     price_per_hour: Positive | None = None
@@ -124,6 +131,13 @@ class DeviceFile(Settings):
         if unknown:
             raise ValueError(f"{', '.join(unknown)} is no dtype; give {', '.join(DTYPES)} (efficiency: memory, too)")
         return table
+
+    @field_validator("architecture")
+    @classmethod
+    def _known_architecture(cls, name: str) -> str:
+        if name and name not in ARCHITECTURES:
+            raise ValueError(f"one of {', '.join(ARCHITECTURES)}, or nothing")
+        return name
 
     def device(self) -> Device:
         """The device in base units."""
@@ -142,6 +156,9 @@ class DeviceFile(Settings):
             power_w=self.power_w,
             price_per_hour=self.price_per_hour,
             sources=tuple(f"{field}: {source}" for field, source in self.sources.items()),
+            architecture=self.architecture,
+            units=self.units,
+            fits=self.name,
         )
 
 
@@ -203,13 +220,13 @@ def same_device(first: str, second: str) -> bool:
 
 def all_devices() -> list[DeviceFile]:
     """Every device: the shipped ones, then those that the user has added (an added one wins over a shipped one)."""
-    return [*_device_files(_profiles() / "devices"), *_device_files(user_folder() / "devices")]
+    return [*_device_files(profiles_folder() / "devices"), *_device_files(user_folder() / "devices")]
 
 
 @cache
 def shipped_clusters() -> tuple[ClusterFile, ...]:
     """The clusters that come with autopar."""
-    return tuple(read_settings(path, ClusterFile) for path in sorted((_profiles() / "clusters").glob("*.toml")))
+    return tuple(read_settings(path, ClusterFile) for path in sorted((profiles_folder() / "clusters").glob("*.toml")))
 
 
 def add_device(device: DeviceFile) -> Path:
@@ -231,11 +248,15 @@ def device_from_figures(
     memory_gib: float,
     link_gbs: float,
     network_gbs: float,
+    architecture: str = "",
+    units: int = 0,
 ) -> DeviceFile:
     """A device file from the few figures people know, the rest generic; raises ConfigError with every mistake."""
     said, generic = "given to `autopar devices add`", "generic"
     data = {
         "name": name,
+        "architecture": architecture,
+        "units": units,
         "memory_gib": memory_gib,
         "usable_gib": memory_gib * 0.97,
         "reserve_gib": memory_gib * 0.04,
@@ -292,7 +313,7 @@ def _read_device(path: Path) -> DeviceFile:
     return read_settings(path, DeviceFile)
 
 
-def _profiles() -> Path:
+def profiles_folder() -> Path:
     """The shipped profiles: inside an installed package, or beside it in a checkout."""
     inside = Path(__file__).parent / "_profiles"
     return inside if inside.is_dir() else Path(__file__).parent.parent / "profiles"

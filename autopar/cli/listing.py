@@ -35,6 +35,10 @@ def devices_add(
     ] = None,
     link_gbs: Annotated[float, typer.Option("--link-gbs", help="GB/s one way between devices of a node.")] = 32.0,
     network_gbs: Annotated[float, typer.Option("--network-gbs", help="GB/s one way a device between nodes.")] = 12.5,
+    architecture: Annotated[
+        str, typer.Option("--architecture", help="Generation, such as hopper: the constants of its devices are taken.")
+    ] = "",
+    units: Annotated[int, typer.Option("--units", help="Multiprocessors or cores (0: not known).")] = 0,
 ) -> Answer:
     """Add a device by its datasheet figures; an earlier one of the name is replaced."""
     from autopar.cluster import add_device, device_from_figures
@@ -47,6 +51,8 @@ def devices_add(
         memory_gib=memory_gib,
         link_gbs=link_gbs,
         network_gbs=network_gbs,
+        architecture=architecture,
+        units=units,
     )
     path = add_device(device)
     return Answer(f"{name} is in {path}; use it as 8x{name}.", {"name": name, "file": str(path)})

@@ -82,13 +82,22 @@ def validate(rows: Rows, report: ReportFile = None, as_json: Json = False) -> An
 def validate_ops(
     rows: Rows,
     fit: Annotated[list[Path] | None, typer.Option("--fit", help="Rows to take as a device's profile.")] = None,
-    exclude_device: Annotated[list[str] | None, typer.Option("--exclude-device", help="Leave its rows out.")] = None,
+    exclude_device: Annotated[
+        list[str] | None, typer.Option("--exclude-device", help="Predict it without its own constants.")
+    ] = None,
     report: ReportFile = None,
     as_json: Json = False,
 ) -> Answer:
-    """Compare predictions with measured operators and collectives."""
+    """Compare predictions with measured operators and collectives, beside a constant share of peak."""
+    check_targets(report)
     from autopar.rows import OP_KINDS, read_tables
+    from autopar.validation.predict import predict, summary
+    from autopar.validation.text import table_text
 
-    count = sum(len(table.rows) for table in read_tables([*rows, *(fit or [])], OP_KINDS))
-    del exclude_device, report, as_json
-    unavailable(f"validate-ops (its {count} rows are readable)", "compare with `autopar profile`")
+    found = predict(read_tables(rows, OP_KINDS), read_tables(fit or [], OP_KINDS), exclude_device or [])
+    if report:
+        from autopar.validation.page import write_page
+
+        write_page(found, report)
+    data = {"rows": [row.to_json() for row in found], "summary": summary(found)} if as_json else None
+    return Answer("" if as_json else table_text(found), data, as_json)

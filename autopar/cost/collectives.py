@@ -16,6 +16,7 @@ each other further.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
 from math import ceil, log2
@@ -26,6 +27,7 @@ from autopar.cluster import Cluster, Link
 from autopar.cost.pricer import CollectiveTimes
 from autopar.errors import ConfigError
 from autopar.graph import CollectiveKey
+from autopar.measure.models.device import DeviceModel
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 
@@ -35,6 +37,29 @@ def collective_times(keys: Sequence[CollectiveKey], cluster: Cluster) -> Collect
     shape = (cluster.devices_per_node, cluster.intra, cluster.inter)
     seconds = np.array([collective_seconds(key, *shape) for key in keys], dtype=np.float64)
     return CollectiveTimes(seconds, ["roofline"] * len(keys))
+
+
+def fitted_times(keys: Sequence[CollectiveKey], cluster: Cluster, model: DeviceModel) -> CollectiveTimes:
+    """Seconds of each collective: inside a node the closed form times the ratio fitted for its kind and ranks."""
+    closed = collective_times(keys, cluster)
+    seconds, sources = closed.seconds, list(closed.sources)
+    groups: dict[str, list[int]] = defaultdict(list)
+    for i, key in enumerate(keys):
+        ranks, nodes = ranks_by_level(key.ranks, key.stride, cluster.devices_per_node)
+        if nodes == 1 and ranks > 1 and (variant := _nearest(key.kind, ranks, model)):
+            groups[variant].append(i)
+    for variant, members in groups.items():
+        sizes = {"bytes": np.array([keys[i].bytes for i in members], float), "closed_s": seconds[members]}
+        seconds[members] = model.seconds("collectives", sizes, "", (variant,))
+        for i in members:
+            sources[i] = "fitted"
+    return CollectiveTimes(seconds, sources)
+
+
+def _nearest(kind: str, ranks: int, model: DeviceModel) -> str:
+    """The fitted variant of a kind whose ranks are nearest; '' if there is none."""
+    there = [n for n in range(2, 17) if model.own.find("collectives", "", f"{kind} {n}")]
+    return f"{kind} {min(there, key=lambda n: abs(log2(n / ranks)))}" if there else ""
 
 
 @lru_cache(maxsize=1 << 20)

@@ -1,118 +1,132 @@
-"""Seconds from datasheet figures: the larger of compute and memory traffic at the device's efficiencies, and launches.
+"""Seconds of local work from device models (`measure/models`): fitted where timings were published, else by datasheet.
 
-A matrix product reaches the device's efficiency times a *fill* that falls for small sizes: rows and columns are
-rounded up to tiles, `tiles / (tiles + half_tiles)` of the device is busy and `k / (k + half_k)` of the time is spent
-multiplying rather than filling the pipeline. The constants below belong to a backend, not to a device.
+The pricer turns keys into columns of numbers and asks the models once for all of them.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autopar.cluster import Cluster, Device
-from autopar.cost.collectives import collective_times
-from autopar.cost.pricer import CollectiveTimes, OpTimes, Seconds
+from autopar.cost.collectives import fitted_times
+from autopar.cost.pricer import CollectiveTimes, OpTimes, Seconds, Source
 from autopar.cost.work import Pass, work
 from autopar.errors import ConfigError
 from autopar.graph import CollectiveKey, OpKey
+from autopar.measure.models.attention import HEAD_DIMS
+from autopar.measure.models.device import DeviceModel, device_model
+from autopar.measure.models.gemm import LEAST_FLOPS, USUAL_FLOPS
 
-DEFAULT_EFFICIENCY = 0.7
-"""Share of a peak assumed where the device file gives none."""
-
-
-@dataclass(frozen=True)
-class Ramp:
-    """How a backend's matrix products fill up with size (see above); `tile` in rows and columns."""
-
-    tile: int
-    half_tiles: float
-    half_k: float
-
-
-RAMPS = {"cuda": Ramp(128, 10.0, 150.0), "cpu": Ramp(16, 4.0, 32.0)}
-"""cuda: fitted on bf16 and fp16 products timed on A100 and H100 (with efficiencies of 0.8: 9 % median error)."""
-
-
-Sizes: TypeAlias = NDArray[np.float64]
-
-
-def gemm_fill(batch: Sizes, m: Sizes, n: Sizes, k: Sizes, ramp: Ramp) -> NDArray[np.float64]:
-    """Share of the reachable FLOP/s that products of these sizes get, in (0, 1]; all arrays of one shape."""
-    rows, columns = np.ceil(m / ramp.tile), np.ceil(n / ramp.tile)
-    used = (m * n) / (rows * columns * ramp.tile**2)
-    tiles = batch * rows * columns
-    fill: NDArray[np.float64] = used * tiles / (tiles + ramp.half_tiles) * k / (k + ramp.half_k)
-    return fill
+MOST_FLOPS = 1e15
+"""No product of a step is taken to be larger."""
 
 
 @dataclass(frozen=True)
 class RooflinePricer:
-    """Prices everything from the cluster's figures; every source is `roofline`."""
+    """Prices everything from the cluster's figures and the constants fitted to devices; each source says which."""
 
     cluster: Cluster
 
     def identity(self) -> str:
-        """Hash of the cluster's figures."""
-        return hashlib.sha256(repr(self.cluster).encode()).hexdigest()[:16]
+        """Hash of the cluster's figures and of the constants that stand for it."""
+        model = model_of(self.cluster.device)
+        text = f"{self.cluster!r} {sorted(model.own.table.items())!r} {model.others!r}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def ops(self, keys: Sequence[OpKey]) -> OpTimes:
         """Seconds of each op, forward and backward. Raises ConfigError for a dtype the device has no rate for."""
         forward, backward = _Passes(), _Passes()
         for key in keys:
             found = work(key)
-            forward.add(found.forward, found.dtype)
-            backward.add(found.backward, found.dtype)
-        device = self.cluster.device
-        return OpTimes(forward.seconds(device), backward.seconds(device), ["roofline"] * len(keys))
+            forward.add(found.forward, found.dtype, found.kind)
+            backward.add(found.backward, found.dtype, found.kind)
+        model = model_of(self.cluster.device)
+        return OpTimes(forward.seconds(model), backward.seconds(model), forward.sources(model))
 
     def collectives(self, keys: Sequence[CollectiveKey]) -> CollectiveTimes:
-        """Seconds of each collective in closed form (`cost/collectives.py`)."""
-        return collective_times(keys, self.cluster)
+        """Seconds of each collective: in closed form, times what was fitted of the device's links."""
+        return fitted_times(keys, self.cluster, model_of(self.cluster.device))
+
+
+@lru_cache(maxsize=64)
+def model_of(device: Device) -> DeviceModel:
+    """The model of a device, made once."""
+    return device_model(device)
+
+
+Row = tuple[float, ...]
+
+COLUMNS = {
+    "gemm": ("m", "n", "k", "batch", "bytes"),
+    "attention": ("batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim", "causal", "passes"),
+    "elementwise": ("bytes", "rows"),
+}
 
 
 class _Passes:
     """Columns of many passes: plain numbers only, which keeps the garbage collector out of the way."""
 
     def __init__(self) -> None:
-        self.moved: list[float] = []
-        self.launches: list[int] = []
-        self.gemms: list[float] = []
-        self.owners: list[int] = []
-        self.dtypes: list[str] = []
+        self.count = 0
+        self.rows: dict[tuple[str, str, str], list[Row]] = defaultdict(list)  # by family, dtype, variant
+        self.owners: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+        self.launches: list[int] = []  # of kernels that no row stands for
 
-    def add(self, one: Pass, dtype: str) -> None:
-        for gemm in one.gemms:
-            self.gemms.extend(gemm)
-            self.owners.append(len(self.moved))
-            self.dtypes.append(dtype)
-        self.moved.append(one.bytes)
-        self.launches.append(one.launches)
+    def add(self, one: Pass, dtype: str, kind: str) -> None:
+        kernels: list[tuple[str, str, Row]] = [("gemm", "", gemm[:5]) for gemm in one.gemms]
+        kernels += [("attention", "", call[:8]) for call in one.attention]
+        if one.bytes and not kernels:
+            kernels = [("elementwise", kind, (one.bytes, one.rows))]
+        for family, variant, row in kernels:
+            self.rows[family, dtype, variant].append(row)
+            self.owners[family, dtype, variant].append(self.count)
+        self.launches.append(max(0, one.launches - len(kernels)))
+        self.count += 1
 
-    def seconds(self, device: Device) -> Seconds:
+    def seconds(self, model: DeviceModel) -> Seconds:
         """Seconds of each pass, shape (passes,)."""
-        memory_rate = device.memory_bytes_per_s * device.efficiency.get("memory", DEFAULT_EFFICIENCY)
-        moving = np.array(self.moved, dtype=np.float64) / memory_rate
-        return np.maximum(self._computing(device), moving) + np.array(self.launches) * device.launch_s
-
-    def _computing(self, device: Device) -> Seconds:
-        rates = {dtype: flop_rate(device, dtype) for dtype in set(self.dtypes)}
-        rate = np.array([rates[dtype] for dtype in self.dtypes])
-        batch, m, n, k, flops = np.array(self.gemms, dtype=np.float64).reshape(-1, 5).T
-        total = np.zeros(len(self.moved))
-        np.add.at(total, self.owners, flops / (rate * gemm_fill(batch, m, n, k, RAMPS[device.backend])))
+        total = np.array(self.launches, dtype=np.float64) * model.device.launch_s
+        for (family, dtype, variant), rows in self.rows.items():
+            if family != "elementwise":
+                require_rate(model.device, dtype)
+            columns = np.array(rows, dtype=np.float64).T
+            sizes = dict(zip(COLUMNS[family], columns, strict=True))
+            np.add.at(total, self.owners[family, dtype, variant], model.seconds(family, sizes, dtype, (variant, "")))
         return total
 
+    def sources(self, model: DeviceModel) -> list[Source]:
+        """Where the seconds of each pass are from; of those without work, the datasheet."""
+        found: list[Source] = ["roofline"] * self.count
+        for (family, dtype, variant), owners in self.owners.items():
+            source = model.known(family, dtype, (variant, "")).source
+            for owner in owners:
+                found[owner] = source
+        return found
 
-def flop_rate(device: Device, dtype: str) -> float:
-    """FLOP/s that large products of `dtype` reach. Raises ConfigError when the device has no figure for it."""
+
+def require_rate(device: Device, dtype: str) -> float:
+    """Peak FLOP/s of `dtype`. Raises ConfigError when the device has no figure for it."""
     peak = device.peak_flops_per_s.get(dtype)
     if not peak:
         known = ", ".join(sorted(device.peak_flops_per_s))
         raise ConfigError(f"device {device.name!r} has no peak FLOP/s for {dtype}; it has {known}. Choose one.")
-    return peak * device.efficiency.get(dtype, DEFAULT_EFFICIENCY)
+    return peak
+
+
+def flop_rate(device: Device, dtype: str) -> float:
+    """FLOP/s that no product and no attention of `dtype` exceeds, as they are priced here. Raises ConfigError."""
+    peak, model = require_rate(device, dtype), model_of(device)
+    share, _, _, _, _, middle, small, least, sustained, *_ = model.known("gemm", dtype).values
+    clocks = max((flops / USUAL_FLOPS) ** -sustained for flops in (LEAST_FLOPS, MOST_FLOPS))
+    product = share * max(1.0, middle, small, least) * clocks
+    reached, softmax_ps, _, _, _, _, _, _, *others = model.known("attention", dtype).values
+    by_width = dict(zip((d for d in HEAD_DIMS if d != 128), others, strict=True)) | {128: 1.0}
+    units = model.hardware(dtype).units
+    attention = max(4 * d / (4 * d / (reached * s) + softmax_ps * 1e-12 * peak / units) for d, s in by_width.items())
+    return peak * float(max(product, attention))

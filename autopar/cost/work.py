@@ -12,39 +12,68 @@ from math import prod
 from typing import NamedTuple, TypeAlias
 
 from autopar.graph import DTYPE_BYTES, Dtype, Extent, LayerClass, Op, Operand, OpGraph, OpKey, Ref, TensorSpec
+from autopar.measure.models.attention import BACKWARD
 from autopar.shard.table import PAIR_LOSSES, POINTWISE
 from autopar.trace.equation import terms_of
 
 
 class Gemm(NamedTuple):
-    """`batch` products (m, k) @ (k, n) in one kernel; `flops` of all of them (fewer than dense where masked)."""
+    """`batch` products (m, k) @ (k, n) in one kernel, and the bytes they move."""
 
-    batch: int
     m: int
     n: int
     k: int
+    batch: int
+    bytes: float
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of all products."""
+        return 2.0 * self.batch * self.m * self.n * self.k
+
+
+class Attention(NamedTuple):
+    """One call of fused attention; `passes` is what it takes in forward calls' seconds, `flops` those of its products.
+
+    Query heads share the key and value heads evenly.
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    rows: int
+    columns: int
+    head_dim: int
+    causal: bool
+    passes: float
     flops: float
 
 
 class Pass(NamedTuple):
-    """Work of one direction: bytes moved, matrix products, and kernels started."""
+    """Work of one direction: bytes moved, matrix products, kernels started, attention, and rows that are reduced."""
 
     bytes: float = 0.0
     gemms: tuple[Gemm, ...] = ()
     launches: int = 0
+    attention: tuple[Attention, ...] = ()
+    rows: int = 0
 
     @property
     def flops(self) -> float:
         """FLOPs of all matrix products."""
-        return sum(g.flops for g in self.gemms)
+        return sum(g.flops for g in self.gemms) + sum(a.flops for a in self.attention)
 
 
 class Work(NamedTuple):
-    """Work of an op, forward and backward, and the dtype its products are computed in."""
+    """Work of an op, forward and backward, the dtype its products are computed in, and its kind of reduction, if any.
+
+    Kinds are `layer_norm` (all norms over the last dims) and `softmax`.
+    """
 
     forward: Pass
     backward: Pass
     dtype: str
+    kind: str = ""
 
 
 NOTHING = Pass()
@@ -55,7 +84,11 @@ def work(key: OpKey) -> Work:
     operands = tensor_arguments(key)
     wanted = any(o.requires_grad for o in operands)
     forward, backward = _formula(key.target)(key, operands)
-    return Work(forward, backward if wanted else NOTHING, operands[0].dtype if operands else "float32")
+    kind = _ROW_KINDS.get(_name(key.target), "")
+    if kind:
+        rows = prod(operands[0].shape[:-1])
+        forward, backward = forward._replace(rows=rows), backward._replace(rows=rows)
+    return Work(forward, backward if wanted else NOTHING, operands[0].dtype if operands else "float32", kind)
 
 
 def tensor_arguments(key: OpKey) -> list[Operand]:
@@ -116,20 +149,20 @@ def _product(
     """Passes of `batch` times (m, k) @ (k, n): the gradient of each factor that wants one is one more product."""
     batch, m, n, k = sizes
     size = DTYPE_BYTES[a.dtype]
-    flops = 2.0 * batch * m * n * k
     left, right, out = batch * m * k * size, prod(b.shape) * size, batch * m * n * size
+    once = left + right + out
     gemms: tuple[Gemm, ...] = ()
     moved, extra = 0, 0
     if a.requires_grad:
-        gemms += (Gemm(batch, m, k, n, flops),)
-        moved += out + right + left
+        gemms += (Gemm(m, k, n, batch, once),)
+        moved += once
     if b.requires_grad:
-        gemms += (Gemm(batch, n, k, m, flops),)
-        moved += out + left + right
+        gemms += (Gemm(n, k, m, batch, once),)
+        moved += once
     if bias is not None and bias.requires_grad:
         moved, extra = moved + out, 1
     return (
-        Pass(left + right + out, (Gemm(batch, m, n, k, flops),), 1),
+        Pass(once, (Gemm(m, n, k, batch, once),), 1),
         Pass(moved, gemms, len(gemms) + extra),
     )
 
@@ -187,11 +220,15 @@ def _attention(key: OpKey, operands: list[Operand]) -> tuple[Pass, Pass]:
     """Flash attention (arXiv:2205.14135): the products of scores and values; five in the backward, scores redone."""
     q, k, v = operands[0], operands[1], operands[2]
     batch, rows, columns = prod(q.shape[:-2]), q.shape[-2], k.shape[-2]
-    share = 0.5 if _argument(key, 5, "is_causal", False) else 1.0
-    scores = Gemm(batch, rows, columns, q.shape[-1], 2.0 * share * batch * rows * columns * q.shape[-1])
-    values = Gemm(batch, rows, v.shape[-1], columns, 2.0 * share * batch * rows * columns * v.shape[-1])
+    heads = q.shape[-3] if len(q.shape) > 2 else 1
+    shared = k.shape[-3] if len(k.shape) > 2 else 1
+    causal = bool(_argument(key, 5, "is_causal", False))
+    product = 2.0 * (0.5 if causal else 1.0) * batch * rows * columns
+    scores, values = product * q.shape[-1], product * v.shape[-1]
+    call = Attention(batch // heads, heads, shared, rows, columns, q.shape[-1], causal, 1.0, scores + values)
+    back = call._replace(passes=BACKWARD, flops=3 * scores + 2 * values)
     moved = sum(operand_bytes(o) for o in operands) + operand_bytes(q)
-    return Pass(moved, (scores, values), 1), Pass(2.0 * moved, (scores, scores, scores, values, values), 1)
+    return Pass(moved, (), 1, (call,)), Pass(2.0 * moved, (), 1, (back,))
 
 
 # --- all else: by bytes -----------------------------------------------------------------------------------------
@@ -283,10 +320,14 @@ def _convolution(key: OpKey, operands: list[Operand]) -> tuple[Pass, Pass]:
     batch = groups if isinstance(groups, int) else 1
     bias = operands[2] if len(operands) > 2 else None
     forward, backward = _product((batch, rows, outputs // batch, window), x, weight, bias)
-    size = DTYPE_BYTES[x.dtype]
-    unfolded = (batch * rows * window - prod(x.shape)) * size  # the product's left side is read from the input itself
-    wanted = x.requires_grad + weight.requires_grad
-    return forward._replace(bytes=forward.bytes - unfolded), backward._replace(bytes=backward.bytes - wanted * unfolded)
+    unfolded = (batch * rows * window - prod(x.shape)) * DTYPE_BYTES[x.dtype]
+    return _less(forward, unfolded), _less(backward, unfolded)  # a product's left side is read from the input itself
+
+
+def _less(one: Pass, moved: float) -> Pass:
+    """The pass with `moved` bytes less for each product."""
+    gemms = tuple(g._replace(bytes=g.bytes - moved) for g in one.gemms)
+    return one._replace(bytes=one.bytes - moved * len(gemms), gemms=gemms)
 
 
 def _transposed_convolution(key: OpKey, operands: list[Operand]) -> tuple[Pass, Pass]:
@@ -344,6 +385,12 @@ _VIEWS = frozenset({
     "expand", "detach", "alias", "slice", "select", "split", "split_with_sizes", "chunk", "unbind", "narrow", "view_as",
     "expand_as", "movedim",
 })  # fmt: skip
+_ROW_KINDS = {
+    **dict.fromkeys(("layer_norm", "native_layer_norm", "rms_norm", "group_norm"), "layer_norm"),
+    **dict.fromkeys(("softmax", "_softmax", "_safe_softmax", "log_softmax", "_log_softmax"), "softmax"),
+}
+"""Ops that reduce rows, and the kind that stands for them in fits."""
+
 _REDUCTIONS = ("sum", "mean", "amax", "amin", "max", "min", "var", "std", "prod", "any", "all", "argmax", "cumsum")
 
 _HEAVY = frozenset({

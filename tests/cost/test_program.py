@@ -109,8 +109,8 @@ def test_overlap_hides_at_most_its_share() -> None:
 
 def test_adamw_step_passes_over_its_tensors() -> None:
     """A foreach step of AdamW moves 2+3+2+4+2+2+2+4 tensors, at half of 100 GB/s, with few launches."""
-    times = price_demands([optimizer_demand([10**6], POLICIES["fp32"], "adamw")], PRICER)
-    assert float(times.forward_s[0]) == pytest.approx(21 * 4e6 / 5e10 + 1e-6)
+    times = price_demands([optimizer_demand([10**9], POLICIES["fp32"], "adamw")], PRICER)
+    assert float(times.forward_s[0]) == pytest.approx(21 * 4e9 / 5e10 + 1e-6)
 
 
 def test_gradients_of_a_value_read_twice_are_added() -> None:

@@ -125,9 +125,10 @@ def assert_column_then_row(program: Program, degree: int) -> None:
 
 
 def cluster_for(text: str) -> str:
-    """A node of just the devices a configuration uses."""
+    """A node of just the devices a configuration uses; their collectives are priced in closed form, so that no
+    switch of algorithm at the small sizes of these models makes another mixture of collectives cheaper."""
     config = ManualConfig.parse(text)
-    return f"{config.dp * config.tp}xa100-80gb"
+    return f"{config.dp * config.tp}xa800-80gb"
 
 
 def block_programs(record: PlanRecord, model: str) -> list[Program]:

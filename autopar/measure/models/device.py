@@ -1,0 +1,145 @@
+"""Seconds of calls on a device: by its own fitted constants, else by those of devices like it, else by datasheet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from math import log
+from typing import Literal
+
+import numpy as np
+
+from autopar.architecture import ARCHITECTURES, distance
+from autopar.cluster import Device, DeviceFile, all_devices
+from autopar.graph import DTYPE_BYTES
+from autopar.measure.models.fits import FORMS, Fit, Fits, shipped_fits
+from autopar.measure.models.form import Array, Form, Hardware, Sizes
+
+DEFAULT_EFFICIENCY = 0.7
+"""Share of a peak assumed where the device file gives none."""
+
+NARROWING = 2.0
+"""How quickly devices that are less alike lose their say: by exp(this) a generation."""
+
+USUAL_ERROR = 0.05
+"""Added to a fit's own error when fits are weighed."""
+
+TRUST = 0.5
+"""Power of the ratio of the files' efficiencies by which a share of peak is carried over."""
+
+OTHER_DTYPE = 3.0
+"""How many generations further a fit of another dtype is."""
+
+OWN_ONLY = ("encoder_attention",)
+"""Marks of variants for which libraries choose another kernel on each device: they are not carried over."""
+
+TRANSFERRED_ERROR, GUESSED_ERROR = 0.2, 0.4
+"""Errors to expect of constants of devices alike, and of none."""
+
+TILES = {"cuda": 64, "cpu": 8}
+UNITS = {"cuda": 100, "cpu": 1}
+"""Of a device whose file doesn't say how many."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """Values of a form's constants, where they are from, and the error to expect."""
+
+    values: Array
+    source: Literal["fitted", "roofline"]
+    error: float
+
+
+@dataclass(frozen=True)
+class Other:
+    """A device whose fits may stand for another's: its architecture, and the shares of peak its file gives."""
+
+    architecture: str
+    fits: Fits
+    efficiency: Mapping[str, float]
+
+
+@dataclass
+class DeviceModel:
+    """Prices calls on `device`. `own` are its fits, `others` those of devices that may stand for it."""
+
+    device: Device
+    own: Fits
+    others: tuple[Other, ...] = ()
+    _known: dict[tuple[str, str, tuple[str, ...]], Known] = field(default_factory=dict)
+
+    def hardware(self, dtype: str) -> Hardware:
+        """What forms need to know of the device; its peak is 1 FLOP/s for a dtype it has no figure for."""
+        device = self.device
+        return Hardware(
+            flops_per_s=device.peak_flops_per_s.get(dtype, 1.0),
+            bytes_per_s=device.memory_bytes_per_s,
+            units=device.units or UNITS[device.backend],
+            element_bytes=0.5 if dtype.startswith("float4") else DTYPE_BYTES.get(dtype, 4),
+            launch_s=device.launch_s,
+            tile=TILES[device.backend],
+        )
+
+    def seconds(self, family: str, sizes: Sizes, dtype: str, variants: Sequence[str] = ("",)) -> Array:
+        """Seconds of calls, shape (calls,), by the first of `variants` that is known."""
+        return FORMS[family].seconds(self.known(family, dtype, variants).values, sizes, self.hardware(dtype))
+
+    def known(self, family: str, dtype: str, variants: Sequence[str] = ("",)) -> Known:
+        """The constants that stand for calls of the first of `variants` that is known."""
+        key = (family, dtype, tuple(variants))
+        if key not in self._known:
+            self._known[key] = self._find(FORMS[family], dtype, variants)
+        return self._known[key]
+
+    def _find(self, form: Form, dtype: str, variants: Sequence[str]) -> Known:
+        if fit := self.own.nearest(form.family, dtype, variants):
+            return Known(np.array(fit.constants), "fitted", fit.error)
+        carried = [v for v in variants if not any(mark in v for mark in OWN_ONLY)]
+        found = [(other, other.fits.nearest(form.family, dtype, carried)) for other in self.others]
+        there = [(other, fit) for other, fit in found if fit]
+        if there:
+            return Known(self._transferred(form, dtype, there), "roofline", TRANSFERRED_ERROR)
+        return Known(self._guess(form, dtype), "roofline", GUESSED_ERROR)
+
+    def _guess(self, form: Form, dtype: str) -> Array:
+        """The form's own start, with the shares that the device file says."""
+        shares = self.device.efficiency
+        said = {"share": shares.get(dtype, DEFAULT_EFFICIENCY), "memory": shares.get("memory", DEFAULT_EFFICIENCY)}
+        return form.start(**said)
+
+    def _transferred(self, form: Form, dtype: str, there: Sequence[tuple[Other, Fit]]) -> Array:
+        """The mean of others' constants on the scales on which they are fitted, by likeness and by how well they fit.
+
+        Shares of peak follow half the ratio of what the files say: boards of one generation differ in power, but what
+        the files say is a guess.
+        """
+        here = self.device.architecture
+        apart = np.array([
+            distance(here, other.architecture, form.family) + OTHER_DTYPE * (fit.dtype != dtype) for other, fit in there
+        ])  # fmt: skip
+        weights = np.exp(-NARROWING * apart) / np.array([fit.error + USUAL_ERROR for _, fit in there]) ** 2
+        plain = np.array([form.plain(np.array(fit.constants)) for _, fit in there])
+        mean = np.average(plain, axis=0, weights=weights)
+        if form.constants[0].name == "share":
+            said = [other.efficiency.get(dtype, DEFAULT_EFFICIENCY) for other, _ in there]
+            mean[0] += TRUST * log(self.device.efficiency.get(dtype, DEFAULT_EFFICIENCY))
+            mean[0] -= TRUST * float(np.average(np.log(said), weights=weights))
+        return form.values(mean)
+
+
+def device_model(device: Device, without: Iterable[str] = (), shipped: Mapping[str, Fits] | None = None) -> DeviceModel:
+    """The model of a device from fits (the `shipped` ones), leaving out those of devices named in `without`."""
+    left_out, known = frozenset(without), shipped_fits() if shipped is None else shipped
+    own = known.get(device.fits) if device.fits not in left_out else None
+    others = tuple(
+        Other(file.architecture, known[name], file.efficiency)
+        for name, file in _files().items()
+        if device.architecture in ARCHITECTURES and name in known and name not in left_out | {device.fits}
+    )
+    return DeviceModel(device, own or Fits.of(device.name, ()), others)
+
+
+@cache
+def _files() -> dict[str, DeviceFile]:
+    return {file.name: file for file in all_devices() if file.architecture in ARCHITECTURES}
