@@ -179,13 +179,23 @@ def optimize(
 
     join_job()
     if plan is None:
-        plan = _plan(model, example_inputs, loss_fn=loss_fn, **({"cluster": "local"} | arguments))
+        plan = _plan_together(model, example_inputs, loss_fn=loss_fn, **({"cluster": "local"} | arguments))
     elif arguments:
         raise ConfigError(f"a plan is given, so {sorted(arguments)} can't be; give either a plan or what to plan for")
     record = plan.record if isinstance(plan, Plan) else plan
     _require_device(record)
     graph = _trace(model, example_inputs, record.request.policy, loss_fn)
     return emit(record, graph, model, device=local_device(), loss=loss)
+
+
+def _plan_together(model: nn.Module, example_inputs: Inputs, *, cluster: Cluster | str | Path, **asked: Any) -> Plan:
+    """One plan for all ranks of the job, whatever cluster it is made for."""
+    from autopar.ranks import LOCAL, find_cluster, on_rank_0
+
+    where = find_cluster(cluster)
+    if where.name == LOCAL:
+        return _plan(model, example_inputs, cluster=where, **asked)
+    return Plan(on_rank_0(lambda: _plan(model, example_inputs, cluster=where, **asked).record))
 
 
 def verify(

@@ -77,10 +77,6 @@ class Cluster:
         """Number of devices in all."""
         return self.nodes * self.devices_per_node
 
-    def link(self, ranks: int, stride: int) -> Link:
-        """The slowest link that a group of `ranks` devices, each `stride` apart, has to cross."""
-        return self.intra if ranks * stride <= self.devices_per_node else self.inter
-
 
 # --- reading them -------------------------------------------------------------------------------------------------
 

@@ -29,12 +29,16 @@ from autopar.errors import ConfigError
 from autopar.graph import CollectiveKey
 from autopar.measure.models.device import DeviceModel
 
+NO_NODES = 0
+"""Stands for devices a node where there is one node only: no group leaves it."""
+
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 
 
 def collective_times(keys: Sequence[CollectiveKey], cluster: Cluster) -> CollectiveTimes:
     """Seconds of each collective on `cluster`, in closed form."""
-    shape = (cluster.devices_per_node, cluster.intra, cluster.inter)
+    per_node = cluster.devices_per_node if cluster.nodes > 1 else NO_NODES
+    shape = (per_node, cluster.intra, cluster.inter)
     seconds = np.array([collective_seconds(key, *shape) for key in keys], dtype=np.float64)
     return CollectiveTimes(seconds, ["roofline"] * len(keys))
 
@@ -78,9 +82,15 @@ def collective_seconds(key: CollectiveKey, devices_per_node: int, intra: Link, i
 
 
 def ranks_by_level(ranks: int, stride: int, devices_per_node: int) -> tuple[int, int]:
-    """Ranks of the group within a node, and nodes it spans, for `ranks` devices each `stride` apart."""
-    if ranks * stride <= devices_per_node:
+    """Ranks of the group within a node, and nodes it spans, for `ranks` devices each `stride` apart.
+
+    All groups of the shape run at once, and what counts is the slowest: where nodes can't be dealt out into whole
+    groups some group lies across two of them.
+    """
+    if devices_per_node % (ranks * stride) == 0 or devices_per_node == NO_NODES:
         return ranks, 1
+    if ranks * stride < devices_per_node:
+        return max(1, ranks // 2), 2
     local = min(ranks, max(1, devices_per_node // stride))
     return local, ceil(ranks / local)
 

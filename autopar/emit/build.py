@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -39,6 +41,8 @@ def emit(
     check(record, graph, loss)
     device = torch.device(device)
     together = dist.is_initialized() and dist.get_world_size() > 1
+    if together:
+        _require_one_plan(record)
     agree = materialize.from_rank_0(module, device) if together else None
     return _build(record, graph, module, device, loss, agree)
 
@@ -48,6 +52,18 @@ def emit_alone(record: PlanRecord, graph: OpGraph, module: nn.Module, *, device:
     request = replace(record.request, devices=1)
     alone = replace(record, request=request, stages=(stage_alone(graph),), num_microbatches=1, alternatives=())
     return _build(alone, graph, module, torch.device(device), "global", None)
+
+
+def _require_one_plan(record: PlanRecord) -> None:
+    """Raise PlanError on every rank unless all have the same plan: with others they would wait for each other."""
+    here = hashlib.sha256(repr((record.stages, record.schedule, record.num_microbatches)).encode()).hexdigest()[:12]
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, here)
+    if len(set(everywhere)) > 1:
+        raise PlanError(
+            f"the ranks of this job have different plans ({', '.join(map(str, everywhere))}). Plan once and give every "
+            f"rank that plan: a file from `autopar plan -o`, or `autopar.optimize` without a plan."
+        )
 
 
 def _build(
@@ -108,6 +124,11 @@ def check(record: PlanRecord, graph: OpGraph, loss: str) -> None:
             f"layers, shapes or example inputs differ. Make a plan for this model."
         )
     _check_pipeline(record, graph)
+    if record.request.policy.compute == "float16":
+        raise EmitError(
+            "the plan computes in float16, whose small gradients vanish unless the loss is scaled, which isn't done "
+            "yet. Plan with dtype='bf16' (or 'fp32')."
+        )
     if graph.loss is None:
         raise EmitError("the model returns no loss, so there is nothing to train on. Plan it with `loss_fn=...`.")
     if record.num_microbatches > 1 and loss == "global" and not graph.separable:

@@ -66,6 +66,7 @@ class ParallelModule(nn.Module):
 
     Parameters, buffers and state_dict carry the model's own names; parameters are DTensors (plain tensors without
     torch.distributed) that hold this rank's shard. Every rank of the plan passes the rows of its `data_parallel_rank`.
+    `steps` counts steps in training mode; dropout's masks follow from it: set it when you resume a run.
     On ranks the plan leaves idle there are no parameters and `data_parallel_rank` is None. Under a pipeline a rank has
     the parameters and buffers of its own stages only; tied ones are on all ranks whose stages use them, and kept equal.
     """
@@ -80,7 +81,7 @@ class ParallelModule(nn.Module):
         self._names = names
         self._rows = rows
         self._pipeline = pipeline
-        self._steps = 0
+        self.steps = 0
         self._runtimes: tuple[Runtime, ...] = ()
 
     def install(self, runtimes: tuple[Runtime, ...], module: nn.Module) -> None:
@@ -243,7 +244,7 @@ class ParallelModule(nn.Module):
             raise
         except RuntimeError as error:
             raise EmitError(
-                f"rank {dist.get_rank()} at step {self._steps}: the pipeline broke off: {error}. Look at what the "
+                f"rank {dist.get_rank()} at step {self.steps}: the pipeline broke off: {error}. Look at what the "
                 f"other ranks say; a rank that waits for one that is gone says so after the job's timeout."
             ) from error
 
@@ -254,7 +255,7 @@ class ParallelModule(nn.Module):
 
     def _begin(self) -> None:
         """Let everything that was gathered or cast be made anew from the stored values."""
-        self._steps += 1
+        self.steps += self.training
         for runtime in self._active():
             refresh(runtime.steps, runtime.groups)
             for module in runtime.stage.modules():
@@ -277,7 +278,7 @@ class ParallelModule(nn.Module):
         """
         if not (self.training and any(runtime.stage.draws for runtime in self._runtimes)):
             return None
-        seed = (self._record.request.seed * 1_000_003 + self._steps << 16) % (1 << 62)
+        seed = (self._record.request.seed * 1_000_003 + self.steps << 16) % (1 << 62)
         first = torch.arange(self.data_parallel_size).unsqueeze(1) * (rows * parts) + k * rows
         samples = (first + torch.arange(rows)).flatten()
         return torch.cat([torch.tensor([seed]), samples]).to(self._device)

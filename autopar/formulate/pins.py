@@ -136,7 +136,10 @@ def pins_of_constraints(
     devices = prod(axis.size for axis in mesh)
     degrees = {1} if "tp" in excluded else {int(pinned["tp"])} if "tp" in pinned else set()
     if "dp" in pinned:
-        degrees.add(devices // int(pinned["dp"]))
+        rest, left = divmod(devices, int(pinned["dp"]))
+        if left:
+            return None
+        degrees.add(rest)
     modules = {c: None if c.key == "replicate" else int(c.value) for c in constraints if c.pattern}
     axes = {degree: _inner_axes(mesh, degree) for degree in (*degrees, *modules.values()) if degree is not None}
     if len(degrees) > 1 or None in axes.values():

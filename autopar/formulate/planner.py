@@ -10,7 +10,7 @@ from math import ceil, inf, prod
 from autopar.cluster import Cluster
 from autopar.cost.pricer import Pricer
 from autopar.cost.work import unknown_targets
-from autopar.engine.search import Answer, Scenario, search
+from autopar.engine.search import Answer, Outcome, Scenario, search
 from autopar.engine.stack_problem import Status
 from autopar.errors import ConfigError, InfeasibleError
 from autopar.formulate.assemble import Solved, assemble
@@ -66,7 +66,8 @@ class Planner:
     def plan(self, config: ManualConfig | None = None, top: int = 1, time_limit_s: float | None = None) -> PlanRecord:
         """The fastest plan under the limit, with at most `top - 1` alternatives of other kinds, the fastest of each.
 
-        Raises InfeasibleError, naming the limit and the smallest change that would do, where there is none.
+        Raises InfeasibleError, naming the limit and the smallest change that would do, where there is none; ConfigError
+        where the time limit came before any plan.
         """
         began = time.process_time()
         scenarios = list(self._scenarios(config, self.limit_bytes))
@@ -74,12 +75,21 @@ class Planner:
             [_as_engine_scenario(s) for s in scenarios], top=top, kind=kind_of if top > 1 else None,
             time_limit_s=time_limit_s,
         )  # fmt: skip
+        if answer.outcome is Outcome.TIME_LIMIT:
+            raise ConfigError(
+                f"no plan was found within the time limit of {time_limit_s:g} s, and none is proven impossible; give "
+                f"more time, a hand-written config, or constraints that leave less to search."
+            )
         if answer.best is None:
             raise InfeasibleError(self._why_infeasible(answer, scenarios))
         records = [
             self._record(found.payload, answer.lower_bound, began) for found in [answer.best, *answer.alternatives]
         ]
-        return replace(records[0], alternatives=tuple(records[1:]))
+        first = records[0]
+        if answer.outcome is Outcome.FEASIBLE:
+            cut = f"the search was cut short after {time_limit_s:g} s: more time may find a faster plan"
+            first = replace(first, assumptions=(*first.assumptions, cut))
+        return replace(first, alternatives=tuple(records[1:]))
 
     def estimate(self, config: ManualConfig) -> PlanRecord:
         """What a hand-written plan costs, feasible or not."""

@@ -43,6 +43,14 @@ def test_levels_of_a_group() -> None:
     assert ranks_by_level(4, 8, 8) == (1, 4)
 
 
+def test_groups_that_lie_across_nodes() -> None:
+    """Of three groups of six on nodes of eight one lies across two nodes: never quicker than the same inside one."""
+    assert ranks_by_level(6, 1, 8) == (3, 2)
+    assert seconds("all_reduce", 8 * MB, 3) > one_link_seconds("all_reduce", 8 * MB, 3, cluster(4, 4).intra)
+    one_node = collective_times([CollectiveKey("all_reduce", 8 * MB, 3)], cluster(1, 4)).seconds[0]
+    assert float(one_node) == pytest.approx(one_link_seconds("all_reduce", 8 * MB, 3, cluster(1, 4).intra))
+
+
 def test_all_reduce_over_nodes_is_composed() -> None:
     """8 ranks on two nodes of 4: scatter 8 MB inside at 10 GB/s, all-reduce 2 MB outside at 1 GB/s, gather inside."""
     inside = 3e-6 + 0.75 * 8e6 / 1e10
