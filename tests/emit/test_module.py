@@ -13,8 +13,9 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoi
 from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
 from torch.distributed.tensor import DTensor
 
-from autopar.emit.build import emit, emit_alone
+from autopar.emit.build import check, emit, emit_alone
 from autopar.emit.module import ParallelModule
+from autopar.errors import EmitError
 from autopar.graph import REPLICATE, OpGraph
 from autopar.plan import LayerStrategy, PlanRecord
 from autopar.trace.capture import trace
@@ -22,7 +23,7 @@ from autopar.trace.spec import load_model
 from autopar.verify import verify
 from tests.emit.handmade import data_parallel, mesh_of, record_of
 from tests.integration.models import Mlp, example, traced
-from tests.pool import Pool
+from tests.pool import Pool, RankError
 
 BATCH = 16
 GPT = "gpt:layers=2,hidden=16,heads=2,vocab=32,seq=4"
@@ -205,6 +206,23 @@ def test_idle_ranks_return_the_loss(pool: Pool) -> None:
     pool.run(4, some_idle, traced("mlp"))
 
 
+def different(graph: OpGraph) -> None:
+    emit(plan(graph, (dist.get_rank() % 2,)), graph, example("mlp")[0], device="cpu")
+
+
+def test_ranks_must_have_one_plan(pool: Pool) -> None:
+    """Where ranks come with different plans all of them say so instead of waiting for each other."""
+    with pytest.raises(RankError, match="the ranks of this job have different plans"):
+        pool.run(4, different, traced("mlp"))
+
+
+def test_float16_is_refused() -> None:
+    """Without a scaled loss small gradients would silently be zero: such a plan isn't run."""
+    graph = traced("mlp", "float16")
+    with pytest.raises(EmitError, match="float16"):
+        check(plan(graph, (0,), dtype="fp16"), graph, "global")
+
+
 class Dropping(nn.Module):
     """A layer with dropout around it."""
 
@@ -230,6 +248,7 @@ def drop(graph: OpGraph) -> tuple[float, str, float]:
     losses = [pm.eval_step(**rows(pm, full)) for _ in range(2)]
     torch.testing.assert_close(losses[0], model.double().eval()(**full).detach(), rtol=1e-12, atol=0)
     one, two = (pm.train_step(**rows(pm, full)) for _ in range(2))
+    assert pm.steps == 2, "only training steps count"
     return report.largest, report.reference, float((one - two).abs())
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from autopar.api import parse_bytes
-from autopar.errors import InfeasibleError
+from autopar.errors import ConfigError, InfeasibleError
 from tests.formulate.cases import planner
 from tests.formulate.plans import BATCHES, ONE_STAGE, plan_of
 
@@ -29,6 +29,18 @@ def test_less_memory_is_never_faster(model: str) -> None:
     assert len(plans) == 1 + len(LADDER)
     assert all(a.step_time_s <= b.step_time_s * (1 + 1e-9) for a, b in pairwise(plans))
     assert plans[-1].step_time_s > free.step_time_s
+
+
+def test_too_little_time_is_not_called_impossible() -> None:
+    """A search that is over before it has a plan says that time was too short, not that nothing fits."""
+    with pytest.raises(ConfigError, match="within the time limit of 0 s"):
+        planner("mlp", limit_bytes=10 << 20).plan(time_limit_s=0)
+
+
+def test_a_degree_must_divide_the_devices() -> None:
+    """Three data-parallel ways of two devices are refused, not rounded."""
+    with pytest.raises(InfeasibleError, match="dp=3"):
+        planner("mlp", constraints=("dp=3",)).plan()
 
 
 @pytest.mark.parametrize("model", MODELS)
