@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from autopar.cluster import Cluster
+from autopar.cluster import Cluster, same_device
 from autopar.cost.pricer import CollectiveTimes, OpTimes, Pricer, Seconds, Source
 from autopar.cost.sampling import Kind, collectives_to_time, group_of, grouped, kind_of, ops_to_time
 from autopar.cost.work import tensor_arguments
@@ -27,6 +27,7 @@ class MeasuredPricer:
     """Prices by the timings in `profile`; with a `session` it times what is missing and keeps that in `store`.
 
     A key priced once keeps its price for as long as the pricer lives, so that sums taken at different times agree.
+    Timings of another device than the cluster's stand for it as they are; then they count as extrapolated.
     Raises ProfileError where the timings are of another backend than the cluster's devices.
     """
 
@@ -36,6 +37,7 @@ class MeasuredPricer:
         self._fallback, self._session, self._store = fallback, session, store
         self._environment = profile.environment
         require_backend(profile.environment, fallback.cluster)
+        self._elsewhere = not same_device(profile.environment.device, fallback.cluster.device.name)
         self._timed_ops: dict[OpKey, Timing] = {}
         self._timed_collectives: dict[CollectiveKey, Timing] = {}
         self._op_prices: dict[OpKey, tuple[float, float, Source]] = {}
@@ -52,6 +54,15 @@ class MeasuredPricer:
     def cluster(self) -> Cluster:
         """The cluster whose seconds these are."""
         return self._fallback.cluster
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """Names the device timed where it isn't the cluster's."""
+        if not self._elsewhere:
+            return self._fallback.assumptions
+        timed, meant = self._environment.device, self.cluster.device.name
+        note = f"the profile's times are of {timed!r}, the cluster's devices are {meant!r}: taken as if they were equal"
+        return (*self._fallback.assumptions, note)
 
     def identity(self) -> str:
         """Hash of the timings so far, and of what stands in where there are none."""
@@ -71,7 +82,7 @@ class MeasuredPricer:
         if new:
             self._price_ops(new)
         prices = [self._op_prices[key] for key in keys]
-        return OpTimes(_column(prices, 0), _column(prices, 1), [price[2] for price in prices])
+        return OpTimes(_column(prices, 0), _column(prices, 1), [self._source(price[2]) for price in prices])
 
     def collectives(self, keys: Sequence[CollectiveKey]) -> CollectiveTimes:
         """Seconds of each collective; first times a ladder of sizes of each kind of group, if there is a session."""
@@ -79,7 +90,10 @@ class MeasuredPricer:
         if new:
             self._price_collectives(new)
         prices = [self._collective_prices[key] for key in keys]
-        return CollectiveTimes(_column(prices, 0), [price[1] for price in prices])
+        return CollectiveTimes(_column(prices, 0), [self._source(price[1]) for price in prices])
+
+    def _source(self, source: Source) -> Source:
+        return "extrapolated" if self._elsewhere and source in ("measured", "fitted") else source
 
     def _price_ops(self, keys: list[OpKey]) -> None:
         predicted = self._fallback.ops(keys)

@@ -44,6 +44,11 @@ class Pricer(Protocol):
         """The cluster whose seconds these are."""
         ...
 
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What these prices take for granted that a reader of a plan should know."""
+        ...
+
     def identity(self) -> str:
         """Hash of everything the prices come from."""
         ...

@@ -25,6 +25,11 @@ class Recorder:
         """The cluster whose seconds these are."""
         return self._pricer.cluster
 
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """Those of the pricer which answers."""
+        return self._pricer.assumptions
+
     def identity(self) -> str:
         """That of the pricer which answers."""
         return self._pricer.identity()

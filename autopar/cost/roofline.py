@@ -33,6 +33,11 @@ class RooflinePricer:
 
     cluster: Cluster
 
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """None beside what every source `roofline` says."""
+        return ()
+
     def identity(self) -> str:
         """Hash of the cluster's figures and of the constants that stand for it."""
         model = model_of(self.cluster.device)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from autopar.cost.demand import Demand
 from autopar.cost.moves import collective_key, copy_key
+from autopar.cost.states import STATE_BYTES
 from autopar.cost.work import OPTIMIZER_PASSES
 from autopar.graph import DTYPE_BYTES, CollectiveKey, Dtype, Operand, OpKey
 from autopar.plan import DtypePolicy, MeshAxis
@@ -101,6 +102,14 @@ def optimizer_demand(elements: Sequence[int], policy: DtypePolicy, optimizer: st
     name = optimizer if optimizer in OPTIMIZER_PASSES else "adamw"
     target = f"optimizer.{name}.foreach"
     return Demand(forward_ops=tuple(OpKey(target, (Operand((n,), policy.states, False),)) for n in elements if n))
+
+
+def optimizer_assumptions(optimizer: str) -> tuple[str, ...]:
+    """Says where AdamW stands in for an optimizer: for the seconds of its step, or for its states as well."""
+    if optimizer in OPTIMIZER_PASSES:
+        return ()
+    what = "step is priced as AdamW's" if optimizer in STATE_BYTES else "step and states are priced as AdamW's"
+    return (f"optimizer {optimizer}: its {what}",)
 
 
 def exposed_s(communication_s: float, compute_s: float, overlap: float) -> float:

@@ -12,13 +12,14 @@ from autopar.errors import ConfigError
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb", "zbv", "dualpipev")
 FRAMEWORKS = ("autopar", "megatron", "fsdp", "deepspeed")
 LAYER_KEYS = ("tp", "sp", "zero", "recompute")
+PIPELINE_KEYS = ("schedule", "virtual_stages", "stage_layers")
 
 
 @dataclass(frozen=True)
 class ManualConfig:
     """A plan as people write it. Degrees multiply to `devices` (0 = all of the cluster).
 
-    `recompute` is none, selective, full or `full:N` (the last N layers... of the chain of equal layers);
+    `recompute` is none, selective, full or `full:N` (the last N blocks);
     `layers` overrides keys for ranges of blocks: `0-5:tp=4+zero=0;6-11:zero=3`.
     """
 
@@ -78,8 +79,11 @@ class ManualConfig:
             changes["dp"] = devices // (int(changes["tp"]) * self.cp * self.pp)
         return replace(self, layers="", **changes) if changes else replace(self, layers="")  # type: ignore[arg-type]
 
-    def fit(self, devices: int, global_batch: int) -> ManualConfig:
-        """The configuration with `devices` filled in; raises ConfigError where it can't be run on the cluster."""
+    def fit(self, devices: int, global_batch: int, blocks: int) -> ManualConfig:
+        """The configuration with `devices` filled in.
+
+        Raises ConfigError where it can't be run on the cluster's `devices`, or on a model of so many `blocks`.
+        """
         used = self.devices or devices
         product = self.dp * self.tp * self.cp * self.pp
         mistakes = []
@@ -98,40 +102,80 @@ class ManualConfig:
                 f"global batch {global_batch} is not a multiple of dp*microbatch_size = "
                 f"{self.dp}*{self.microbatch_size} = {rows}; change one of them"
             )
+        mistakes += [*self._misplaced(), *self._beyond(blocks), *self._undealt(used)]
         if mistakes:
             raise ConfigError(*mistakes)
         return replace(self, devices=used)
 
+    def _misplaced(self) -> list[str]:
+        """Keys of pipelines where there is none."""
+        if self.pp > 1:
+            return []
+        return [
+            f"{f.name}={value}: only for pipelines, and pp is 1; give pp=2 or more, or leave {f.name} out"
+            for f in fields(self)
+            if f.name in PIPELINE_KEYS and (value := getattr(self, f.name)) != f.default
+        ]
+
+    def _beyond(self, blocks: int) -> list[str]:
+        """Blocks counted or named that the model doesn't have."""
+        found = [
+            f"layers={first}-{last}: the model has the blocks 0 to {blocks - 1}; give a range among them"
+            for first, last, _ in layer_ranges(self.layers)
+            if last >= blocks
+        ]
+        count = self.recompute.partition(":")[2]
+        if count and int(count) > blocks:
+            found.append(f"recompute={self.recompute}: the model has {blocks} blocks; give at most full:{blocks}")
+        return found
+
+    def _undealt(self, used: int) -> list[str]:
+        """Tensor degrees of `layers` that the devices of a stage can't be dealt by."""
+        each = used // (self.cp * self.pp)
+        return [
+            f"layers={first}-{last}:tp={keys['tp']}: must divide the {each} devices of a stage; give such a degree"
+            for first, last, keys in layer_ranges(self.layers)
+            if each % int(keys.get("tp", 1))
+        ]
+
 
 def layer_ranges(text: str) -> list[tuple[int, int, dict[str, int | str]]]:
     """Parse `0-5:tp=4+zero=0;6:zero=3` into (first, last, overrides); raises ConfigError."""
-    found = []
+    found, mistakes = [], []
     for part in filter(None, text.split(";")):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?:(.+)", part.strip())
         pairs = [p.partition("=") for p in match.group(3).split("+")] if match else []
-        bad = [k for k, _, v in pairs if k not in LAYER_KEYS or not v]
-        if match is None or bad:
-            raise ConfigError(
-                f"layers: {part!r} is not FIRST-LAST:KEY=VALUE+KEY=VALUE with keys {', '.join(LAYER_KEYS)}"
+        if match is None or any(k not in LAYER_KEYS or not v for k, _, v in pairs):
+            mistakes.append(
+                f"layers={part}: not allowed; give FIRST-LAST:KEY=VALUE+KEY=VALUE with keys {', '.join(LAYER_KEYS)}"
             )
-        keys = {k: v if k == "recompute" else int(v) for k, _, v in pairs}
+            continue
         first = int(match.group(1))
-        found.append((first, int(match.group(2) or first), keys))
+        last = int(match.group(2) or first)
+        keys = {k: int(v) if v.isdecimal() else v for k, _, v in pairs}
+        mistakes += [f"layers={part}: {m}" for k, v in keys.items() if (m := _mistake(k, v))]
+        if last < first:
+            mistakes.append(f"layers={part}: the range ends before it begins; give {last}-{first}")
+        found.append((first, last, keys))
+    if mistakes:
+        raise ConfigError(*mistakes)
     return found
 
 
 def _mistake(key: str, value: object) -> str:
     """What is wrong with one key's value, or ''."""
+    if key == "layers":
+        return _mistake_of_layers(str(value))
     allowed, test = _ALLOWED[key]
     return "" if test(value) else f"{key}={value}: not allowed; give {allowed}"
 
 
-def _is_layers(value: object) -> bool:
+def _mistake_of_layers(text: str) -> str:
     try:
-        layer_ranges(str(value))
-    except (ConfigError, ValueError):
-        return False
-    return True
+        layer_ranges(text)
+    except ConfigError as error:
+        return "; ".join(error.mistakes)
+    return ""
 
 
 def _among(*names: str) -> tuple[str, Callable[[object], bool]]:
@@ -153,9 +197,8 @@ _ALLOWED: dict[str, tuple[str, Callable[[object], bool]]] = {
     "zero": ("0, 1, 2 or 3", lambda v: v in (0, 1, 2, 3)),
     "schedule": _among(*SCHEDULES),
     "zero_group": _matches(r"all|node|[1-9]\d*", "all, node or a number of ranks"),
-    "recompute": _matches(r"none|selective|full(:\d+)?", "none, selective, full or full:N"),
+    "recompute": _matches(r"none|selective|full(:[1-9]\d*)?", "none, selective, full or full:N with N of at least 1"),
     "stage_layers": _matches(r"|\d+(/\d+)*", "layer counts such as 12/12/11/13"),
-    "layers": ("ranges such as 0-5:tp=4+zero=0;6-11:zero=3", _is_layers),
     "offload": _among("none", "optimizer", "activations"),
     "framework": _among(*FRAMEWORKS),
 }

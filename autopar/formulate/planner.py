@@ -9,6 +9,7 @@ from math import ceil, inf, prod
 
 from autopar.cluster import Cluster
 from autopar.cost.pricer import Pricer
+from autopar.cost.sync import optimizer_assumptions
 from autopar.cost.work import unknown_targets
 from autopar.engine.search import Answer, Outcome, Scenario, search
 from autopar.engine.stack_problem import Status
@@ -148,7 +149,8 @@ class Planner:
         return count == 1 or self.graph.separable
 
     def _configured(self, config: ManualConfig, limit: int | None) -> AnyScenario:
-        config = config.fit(self.cluster.devices, self.request.global_batch)
+        blocks = block_indices(self.graph)
+        config = config.fit(self.cluster.devices, self.request.global_batch, len(blocks))
         _refuse_unsupported(config)
         count = self.request.global_batch // (config.dp * config.microbatch_size)
         if not self._may_split(count):
@@ -156,7 +158,6 @@ class Planner:
                 f"microbatch_size={config.microbatch_size} makes {count} microbatches, but the batch can't be split in "
                 f"time: {self.graph.why_not_separable}. Give microbatch_size={self.request.global_batch // config.dp}."
             )
-        blocks = block_indices(self.graph)
         batch = self.request.global_batch // count
         too_many = {d for d in (config.for_block(i, config.devices).dp for i in range(len(blocks))) if batch % d}
         if too_many:
@@ -202,6 +203,7 @@ class Planner:
             found.append(f"one microbatch: {self.graph.why_not_separable}")
         found += [f"{target} is priced by the bytes of its operands alone" for target in unknown_targets(self.graph)]
         found += [f"{where} has no sharding rule: every rank runs it whole" for where in ops_without_rule(self.graph)]
+        found += [*optimizer_assumptions(self.request.optimizer), *self.pricer.assumptions]
         return tuple(found)
 
     def _why_infeasible(self, answer: Answer[Solved], scenarios: Sequence[AnyScenario]) -> str:

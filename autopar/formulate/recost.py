@@ -52,7 +52,11 @@ def recost(record: PlanRecord, pricer: Pricer) -> PlanRecord:
         lower_bound_s=None,
         gap=None,
         cost_sources=shares(found.by_source_s),
-        assumptions=(*record.assumptions, f"chosen for {record.request.cluster}, priced anew for {cluster.name}"),
+        assumptions=(
+            *record.assumptions,
+            f"chosen for {record.request.cluster}, priced anew for {cluster.name}",
+            *pricer.assumptions,
+        ),
         energy_j=_times(cluster.device.power_w, used * step_s),
         time_by_kind_s=found.by_kind_s,
         costs=costs,

@@ -146,6 +146,20 @@ def test_timings_of_another_backend_are_refused() -> None:
         MeasuredPricer(other, ROOFLINE)
 
 
+def test_timings_of_another_device_are_said_to_be() -> None:
+    """Prices from a profile of another device of the backend count as extrapolated, and a note names both devices."""
+    timing = Timing(Sample((1e-3,)), Sample((1e-3,)))
+    timings: dict[Key, Timing] = {product(64): timing, CollectiveKey("all_reduce", 4096, 2, 1): timing}
+    own = MeasuredPricer(Profile(HERE, timings), ROOFLINE)
+    other = MeasuredPricer(Profile(replace(HERE, device="square"), timings), ROOFLINE)
+    assert (own.assumptions, own.ops([product(64)]).sources) == ((), ["measured"])
+    assert other.ops([product(64), gelu(10)]).sources == ["extrapolated", "roofline"]
+    assert other.collectives([CollectiveKey("all_reduce", 4096, 2, 1)]).sources == ["extrapolated"]
+    (note,) = other.assumptions
+    assert "'square'" in note
+    assert "'round'" in note
+
+
 def test_broadcast_sums_have_a_curve_of_their_own() -> None:
     """What adding up gradients of a broadcast operand takes says nothing of sums whose gradients pass through."""
 

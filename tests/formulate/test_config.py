@@ -44,14 +44,48 @@ def test_every_mistake_is_listed() -> None:
 def test_every_misfit_is_listed() -> None:
     """What doesn't fit the cluster and the batch is said at once, with the product and the numbers in it."""
     with pytest.raises(ConfigError) as caught:
-        ManualConfig(dp=3, tp=2, ep=4, microbatch_size=5).fit(4, 8)
+        ManualConfig(dp=3, tp=2, ep=4, microbatch_size=5).fit(4, 8, 4)
     text = "\n".join(caught.value.mistakes)
     assert len(caught.value.mistakes) == 3
     assert "3*2*1*1 = 6" in text
     assert "ep=4" in text
     assert "3*5 = 15" in text
     with pytest.raises(ConfigError, match="devices=8: the cluster has 4"):
-        ManualConfig(devices=8, dp=8).fit(4, 8)
+        ManualConfig(devices=8, dp=8).fit(4, 8, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("layers=0-1:tp=0", "tp=0: not allowed"),
+        ("layers=0-1:recompute=some", "recompute=some: not allowed"),
+        ("layers=3-1:zero=1", "layers=3-1:zero=1: the range ends before it begins; give 1-3"),
+        ("recompute=full:0", "recompute=full:0: not allowed"),
+    ],
+)
+def test_values_that_mean_nothing_are_refused(text: str, part: str) -> None:
+    """Values inside `layers=` are checked like others, ranges go upwards, and `full:N` recomputes at least a block."""
+    (mistake,) = mistakes_of(text)
+    assert part in mistake
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("dp=2,schedule=gpipe", "schedule=gpipe: only for pipelines, and pp is 1"),
+        ("dp=2,virtual_stages=2", "virtual_stages=2: only for pipelines"),
+        ("dp=2,stage_layers=4", "stage_layers=4: only for pipelines"),
+        ("dp=2,recompute=full:5", "the model has 4 blocks; give at most full:4"),
+        ("dp=2,layers=2-4:zero=1", "layers=2-4: the model has the blocks 0 to 3"),
+        ("dp=2,layers=0:tp=4", "layers=0-0:tp=4: must divide the 2 devices"),
+    ],
+)
+def test_keys_without_effect_are_refused(text: str, part: str) -> None:
+    """What only pipelines read, blocks that the model lacks, and degrees beyond the devices are said, not ignored."""
+    with pytest.raises(ConfigError) as caught:
+        estimate_of("gpt", "2xa100-80gb", text)
+    (mistake,) = caught.value.mistakes
+    assert part in mistake
 
 
 def test_unsupported_keys_are_refused_together() -> None:

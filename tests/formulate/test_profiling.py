@@ -147,7 +147,7 @@ def test_a_second_run_times_nothing(taken: Path) -> None:
 def test_a_profile_plans_for_a_cluster_of_its_backend(taken: Path) -> None:
     """Elsewhere the file prices the operators it has; devices of another backend are refused, naming both."""
     plan = planned("2xxeon-8480", taken)
-    assert plan.cost_sources["measured"] > 0
+    assert plan.cost_sources.get("roofline", 0) < 1
     with pytest.raises(ProfileError, match=r"backend 'cpu'.*is of 'cuda'"):
         planned("2xa100-80gb", taken)
 
