@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import json
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,7 @@ def _function(path: Path, name: str) -> Any:
     if module_spec is None or module_spec.loader is None:
         raise ConfigError(f"{path}: is no Python file; give FILE.py:function")
     module = importlib.util.module_from_spec(module_spec)
+    sys.modules.setdefault(path.stem, module)  # dataclasses look their module up there
     try:
         module_spec.loader.exec_module(module)
     except Exception as error:

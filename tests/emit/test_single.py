@@ -13,7 +13,7 @@ from autopar.emit import materialize, torch_private
 from autopar.emit.build import emit
 from autopar.emit.layers import LayerModule
 from autopar.emit.module import ParallelModule
-from autopar.emit.peak import measured_peak_tensor_bytes
+from autopar.emit.peak import Change, highest_bytes, measured_peak_tensor_bytes
 from autopar.errors import EmitError, PlanError
 from autopar.plan import PlanRecord
 from autopar.trace.capture import trace
@@ -181,6 +181,14 @@ def test_peak_counts_what_is_held_at_once() -> None:
     before = measured_peak_tensor_bytes(lambda: None, "cpu")
     assert measured_peak_tensor_bytes(work, "cpu") - before == 2 << 20
     assert before >= alive.nbytes
+
+
+def test_buffers_of_collectives_count_while_they_run() -> None:
+    """What another thread released, unseen, counts up to the next change; what is left at the end counts on."""
+    seen = [Change(1, 10), Change(2, 7), Change(3, 5), Change(1, -10), Change(2, 1), Change(2, -1)]
+    assert highest_bytes(seen, alive={3}) == 10 + 7
+    assert highest_bytes(seen, alive={2, 3}) == 10 + 7
+    assert highest_bytes([*seen[:4], Change(4, 13)], alive={2, 3, 4}) == 7 + 5 + 13
 
 
 def test_private_names_of_torch_exist() -> None:
