@@ -21,10 +21,11 @@ from autopar.shard.storage import BUCKET_BYTES, Keeper
 class LayerMemory:
     """Bytes of one layer on one device.
 
-    `parameters`, `optimizer`: always held. `gradients`: held from their making to the step. `saved`: kept for the
-    backward of one microbatch. `transient`: the most needed at once beyond that while the layer runs forward or
-    backward. `step`: temporaries when gradients are reduced, of the largest layer at a time; `update`: temporaries of
-    the optimizer, of all layers at once.
+    `parameters`, `optimizer`: always held. `gradients`: held from their making until they are reduced, `reduced` from
+    then to the step's end. `saved`: kept for the backward of one microbatch. `transient`: the most needed at once
+    beyond that while the layer runs forward or backward. `step`: temporaries when gradients are reduced, of the largest
+    layer at a time; `update`: temporaries of the optimizer, of all layers at once. `inputs`: of the batch, in the layer
+    that reads it first.
     """
 
     parameters: int
@@ -34,6 +35,8 @@ class LayerMemory:
     transient: int
     step: int
     update: int
+    reduced: int = 0
+    inputs: int = 0
 
 
 def layer_memory(
@@ -43,23 +46,28 @@ def layer_memory(
     optimizer: str,
     parameters: Sequence[HeldParameter],
     walked: Activations,
+    *,
+    staged: bool = False,
     model_share: float = 1.0,
+    next_share: float = 1.0,
 ) -> LayerMemory:
-    """Memory of a lowered layer at a global microbatch of `batch` samples.
+    """Memory of a lowered layer at a global microbatch of `batch` samples, in a pipeline if `staged`.
 
-    `parameters` are those that count here (`cost/states.py`), `walked` the program's activations. `model_share`: how
-    many times the layer's parameters those of the model are.
+    `walked`: the program's activations. `model_share`: how many times the layer's parameters those of the model, or of
+    a stage, are; `next_share`: those of the layer before, whose backward is next.
     """
-    states = [parameter_bytes(p, policy, optimizer) for p in parameters]
+    states = [parameter_bytes(p, policy, optimizer, staged) for p in parameters]
+    gathers = _gathers(parameters, policy, staged, next_share)
     buffers = sum(_buffer_bytes(program, name, batch) for name in program.buffers)
     return LayerMemory(
         parameters=buffers + round(sum(s.parameters for s in states)),
         gradients=round(sum(s.gradients for s in states)),
         optimizer=round(sum(s.optimizer for s in states)),
         saved=walked.saved,
-        transient=walked.transient + _gathered_bytes(parameters, policy),
-        step=_bucket_bytes(parameters, policy, optimizer, model_share),
+        transient=max(walked.transient + gathers.running, gathers.entering, gathers.before - walked.saved),
+        step=max(_bucket_bytes(parameters, policy, model_share), gathers.scattered if staged else 0),
         update=_update_bytes(parameters, policy, optimizer),
+        reduced=round(sum(s.reduced for s in states)),
     )
 
 
@@ -68,14 +76,34 @@ def _buffer_bytes(program: Program, name: str, batch: int) -> int:
     return prod(shape) * DTYPE_BYTES[program.values[name].dtype]
 
 
-def _gathered_bytes(parameters: Sequence[HeldParameter], policy: DtypePolicy) -> int:
-    """FSDP2's buffers while a layer runs: the gathered flat buffer, in ZeRO 3 the parameters copied out of it, or, in
-    the backward, its whole gradients and the buffer they are scattered from."""
-    mine = [p for p in parameters if p.storage.keeper is Keeper.FSDP]
+@dataclass(frozen=True)
+class _Gathers:
+    """FSDP2's buffers for a layer: before it runs forward, as it enters its backward pass, as that runs, and as its
+    gradients are scattered."""
+
+    before: int
+    entering: int
+    running: int
+    scattered: int
+
+
+def _gathers(parameters: Sequence[HeldParameter], policy: DtypePolicy, staged: bool, next_share: float) -> _Gathers:
+    """Parameters are gathered into a flat buffer and copied out of it; the last layer's buffer is still there.
+
+    In ZeRO 3 the copies live while the layer runs, and the buffer of the layer that is next in the backward pass is
+    gathered as this one enters its own (gloo makes a copy of what it gathers, for that long); in ZeRO 2 they count as
+    parameters. Gradients are copied into the buffer they are scattered from: after the layer's backward pass, or under
+    a pipeline at the step's end.
+    """
+    mine = [p for p in parameters if p.storage.keeper is Keeper.FSDP and not p.shared]
     gathered = sum(prod(p.shape) * DTYPE_BYTES[policy.compute] for p in mine)
     trained = sum(prod(p.shape) for p in mine if p.trained)
-    scattered = trained * (DTYPE_BYTES[policy.compute] + DTYPE_BYTES[policy.gradients])
-    return max(gathered, scattered) + (gathered if any(p.storage.zero == 3 for p in mine) else 0)
+    whole, scattered = trained * DTYPE_BYTES[policy.compute], trained * DTYPE_BYTES[policy.gradients]
+    again = any(p.storage.zero == 3 for p in mine)
+    copies = gathered if again else 0
+    following = round(copies * next_share)
+    running = copies + (following if staged else max(following, whole + scattered))
+    return _Gathers(2 * gathered + copies, copies + 2 * following, running, scattered)
 
 
 UPDATE_COPIES: Mapping[str, int] = {"sgd": 0, "adamw8bit": 0}
@@ -83,17 +111,15 @@ UPDATE_COPIES: Mapping[str, int] = {"sgd": 0, "adamw8bit": 0}
 
 
 def _update_bytes(parameters: Sequence[HeldParameter], policy: DtypePolicy, optimizer: str) -> int:
-    trained = sum(prod(p.stored) for p in parameters if p.trained)
+    trained = sum(prod(p.stored) for p in parameters if p.owned and p.trained)
     return trained * DTYPE_BYTES[policy.states] * UPDATE_COPIES.get(optimizer, 1)
 
 
-def _bucket_bytes(parameters: Sequence[HeldParameter], policy: DtypePolicy, optimizer: str, model_share: float) -> int:
+def _bucket_bytes(parameters: Sequence[HeldParameter], policy: DtypePolicy, model_share: float) -> int:
     """The buffer in which gradients are flattened to be reduced, whole, beside them.
 
-    A bucket takes gradients of many layers: as many bytes as the model has if all of it is like this layer. Where the
-    whole gradients outlive their reduction, the optimizer's own copies take as much room later, so no more is counted.
+    A bucket takes gradients of many layers: as many bytes as the model has if all of it is like this layer.
     """
-    reduced = [p for p in parameters if p.trained and p.storage.sum_axes and p.storage.keeper is Keeper.STEP]
-    covered = UPDATE_COPIES.get(optimizer, 1) > 0
-    size = sum(prod(p.shape) for p in reduced if p.storage.zero or not covered) * DTYPE_BYTES[policy.gradients]
+    reduced = [p for p in parameters if p.owned and p.trained and p.storage.keeper is Keeper.STEP]
+    size = sum(prod(p.shape) for p in reduced if p.storage.sum_axes) * DTYPE_BYTES[policy.gradients]
     return min(round(size * model_share), BUCKET_BYTES)

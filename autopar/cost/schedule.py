@@ -116,6 +116,39 @@ def in_flight(shape: Shape) -> tuple[int, ...]:
     return tuple(most)
 
 
+class Holding(NamedTuple):
+    """What a group of devices holds as its chunk `chunk` runs the backward pass of a microbatch.
+
+    `saved[c]`: of how many microbatches its chunk c has activations, the running one included; `grown[c]`: whether
+    gradients of chunk c exist from an earlier one.
+    """
+
+    chunk: int
+    saved: tuple[int, ...]
+    grown: tuple[bool, ...]
+
+    def covers(self, other: Holding) -> bool:
+        """Whether at least as much is held here, in the same chunk."""
+        mine, theirs = self.saved + self.grown, other.saved + other.grown
+        return self.chunk == other.chunk and all(a >= b for a, b in zip(mine, theirs, strict=True))
+
+
+@lru_cache(maxsize=4096)
+def holdings(shape: Shape, group: int) -> tuple[Holding, ...]:
+    """The fullest states of a group's devices as backward passes run; what another one covers is left out."""
+    saved, grown = [0] * shape.chunks, [False] * shape.chunks
+    found: dict[Holding, None] = {}
+    for work in ORDERS[shape.schedule](shape, group):
+        chunk = work.stage // shape.groups
+        if not work.backward:
+            saved[chunk] += 1
+            continue
+        found[Holding(chunk, tuple(saved), tuple(grown))] = None
+        saved[chunk] -= 1
+        grown[chunk] = True
+    return tuple(h for h in found if not any(other != h and other.covers(h) for other in found))
+
+
 @dataclass(frozen=True, eq=False)
 class _Levels:
     """Operations numbered by level; `bounds[l]` to `bounds[l + 1]` are those of level l.

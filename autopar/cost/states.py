@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from autopar.graph import DTYPE_BYTES, local_shape
 from autopar.plan import DtypePolicy
 from autopar.shard.program import Program
-from autopar.shard.storage import Axes, ParameterStorage, dealt_shape, parameter_storage
+from autopar.shard.storage import Axes, Keeper, ParameterStorage, dealt_shape, parameter_storage
 
 STATE_BYTES: Mapping[str, int | None] = {"adamw": None, "adam": None, "sgd": 0, "adafactor": 0, "adamw8bit": 2}
 """Bytes of optimizer state per parameter; None, as for optimizers not named here: two in `policy.states`."""
@@ -20,6 +20,8 @@ class HeldParameter:
     """A parameter on one device.
 
     `shape`: of the shard that layers compute with, in `dtype`; `stored`: of the largest part of it that a rank stores.
+    `owned`: whether it counts in this layer, the first of its stage that reads it; `graded`: whether its gradient does,
+    in the last. `shared`: whether several layers of the stage read it.
     """
 
     shape: tuple[int, ...]
@@ -27,54 +29,92 @@ class HeldParameter:
     dtype: str
     trained: bool
     storage: ParameterStorage
+    owned: bool = True
+    graded: bool = True
+    shared: bool = False
 
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes held: of parameters with their copies, of gradients from their making to the step, of optimizer states."""
+    """Bytes held: of parameters with their copies, of gradients until and (`reduced`) from their reduction on, of
+    optimizer states."""
 
     parameters: float
     gradients: float
+    reduced: float
     optimizer: float
 
 
-def held_parameters(
-    program: Program, data_axes: Axes, zero: int, foreign: frozenset[str] = frozenset()
-) -> list[HeldParameter]:
-    """The parameters of a lowered layer, those another layer owns (`foreign`: tied ones) left out."""
+@dataclass(frozen=True)
+class Uses:
+    """Of a layer's parameters by name: `foreign` count in an earlier layer, the gradients of `pending` in a later one.
+
+    `shared` are read by other layers of the stage, too.
+    """
+
+    foreign: frozenset[str] = frozenset()
+    pending: frozenset[str] = frozenset()
+    shared: frozenset[str] = frozenset()
+
+
+def held_parameters(program: Program, data_axes: Axes, zero: int, uses: Uses = Uses()) -> list[HeldParameter]:
+    """The parameters of a lowered layer."""
     found = []
     for name in program.params:
-        if name not in foreign:
-            spec, layout = program.values[name], program.layouts[name]
-            storage = parameter_storage(spec, layout, data_axes, zero)
-            shape = local_shape(spec.shape_at(1), layout, program.axis_sizes)
-            stored = dealt_shape(shape, storage.ways(program.axis_sizes))
-            found.append(HeldParameter(shape, stored, spec.dtype, spec.requires_grad, storage))
+        spec, layout = program.values[name], program.layouts[name]
+        storage = parameter_storage(spec, layout, data_axes, zero)
+        shape = local_shape(spec.shape_at(1), layout, program.axis_sizes)
+        stored = dealt_shape(shape, storage.ways(program.axis_sizes))
+        counts = (name not in uses.foreign, name not in uses.pending, name in uses.shared)
+        found.append(HeldParameter(shape, stored, spec.dtype, spec.requires_grad, storage, *counts))
     return found
 
 
-def parameter_bytes(parameter: HeldParameter, policy: DtypePolicy, optimizer: str) -> StateBytes:
-    """Bytes of one parameter."""
-    return state_bytes(
-        prod(parameter.shape), prod(parameter.stored), parameter.storage.zero, parameter.trained,
-        parameter.dtype, policy, optimizer,
-    )  # fmt: skip
+def parameter_bytes(parameter: HeldParameter, policy: DtypePolicy, optimizer: str, staged: bool = False) -> StateBytes:
+    """Bytes of one parameter, as far as they count in its layer."""
+    whole = prod(parameter.shape)
+    found = state_bytes(
+        whole, prod(parameter.stored), parameter.storage, parameter.trained, parameter.dtype, policy, optimizer, staged
+    )
+    if parameter.shared and parameter.storage.keeper is Keeper.FSDP:
+        # FSDP2's root holds it: gathered while the stage runs, its gradient whole until the backward pass has ended.
+        copy = whole * DTYPE_BYTES[parameter.dtype]
+        found = replace(
+            found,
+            parameters=found.parameters + (copy if parameter.storage.zero == 3 else 0),
+            gradients=found.gradients + (copy if parameter.trained and not staged else 0),
+        )
+    owned, graded = float(parameter.owned), float(parameter.graded)
+    return StateBytes(
+        found.parameters * owned, found.gradients * graded, found.reduced * graded, found.optimizer * owned
+    )
 
 
 def state_bytes(
-    whole: float, stored: float, zero: int, trained: bool, dtype: str, policy: DtypePolicy, optimizer: str
+    whole: float,
+    stored: float,
+    storage: ParameterStorage,
+    trained: bool,
+    dtype: str,
+    policy: DtypePolicy,
+    optimizer: str,
+    staged: bool = False,
 ) -> StateBytes:
     """Bytes of `whole` elements that layers compute with in `dtype`, of which this rank stores `stored`.
 
     Beside what is stored there are copies to compute with all the time where it is gathered or cast once a step (ZeRO
-    0 and 1) or kept gathered (2). Gradients are whole until they are reduced: once a step, or (2, 3) at once.
+    0 and 1) or kept gathered (2). Gradients are whole until they are reduced: once a step, or (2, 3, unless the layer
+    is one of a pipeline's stage) at once. From then on they are as large as what is stored, where they are scattered.
     """
+    zero = storage.zero
     copies = zero in (1, 2) or (zero == 0 and dtype != policy.parameters)
     parameters = stored * DTYPE_BYTES[policy.parameters] + (whole * DTYPE_BYTES[dtype] if copies else 0)
     if not trained:
-        return StateBytes(parameters, 0, 0)
-    gradients = (whole if zero < 2 else stored) * DTYPE_BYTES[policy.gradients]
-    return StateBytes(parameters, gradients, stored * _optimizer_bytes(optimizer, policy))
+        return StateBytes(parameters, 0, 0, 0)
+    width = DTYPE_BYTES[policy.gradients]
+    gradients = (whole if zero < 2 or staged else stored) * width
+    reduced = (stored if storage.scatters else whole) * width
+    return StateBytes(parameters, gradients, reduced, stored * _optimizer_bytes(optimizer, policy))
 
 
 def _optimizer_bytes(optimizer: str, policy: DtypePolicy) -> int:

@@ -29,13 +29,15 @@ def sync_demand(
     mesh: Sequence[MeshAxis],
     policy: DtypePolicy,
     microbatches: int = 1,
+    staged: bool = False,
 ) -> SyncDemand:
     """Demand of synchronising `elements` local parameters kept as `storage` says.
 
     ZeRO 0: all-reduce of the gradients once a step. 1: reduce-scatter and all-gather once a step. 2 and 3 (FSDP2): in
-    every microbatch a gather for the forward, in 3 another for the backward, and a reduce-scatter. Gradients travel in
-    `policy.gradients`, gathered parameters in `policy.compute`; a sum that no scatter does is an all-reduce once a
-    step, of shards where they have been scattered.
+    every microbatch a gather for the forward, in 3 another for the backward, and a reduce-scatter; in a stage of a
+    pipeline (`staged`) gradients are added up whole and scattered once a step. Gradients travel in `policy.gradients`,
+    gathered parameters in `policy.compute`; a sum that no scatter does is an all-reduce once a step, of shards where
+    they have been scattered.
     """
     if elements == 0:
         return SyncDemand(Demand(), Demand())
@@ -47,32 +49,32 @@ def sync_demand(
     further = storage.remaining_axes if trained else ()
     reduced = _collective("all_reduce", summed, policy.gradients, further, mesh)
     ops = _flattened(summed, policy) if reduced else ()
-    micro = Demand()
+    added = _added(elements, policy) if trained and microbatches > 1 else ()
     if storage.keeper is Keeper.FSDP:
-        micro = _gathered_each_microbatch(elements, gather, scatter, storage.zero, policy)
-        step = Demand(forward_ops=ops, forward_collectives=reduced)
+        pack = (copy_key((elements,), policy.gradients),) if scatter else ()
+        again = storage.zero == 3
+        unpack = copy_key((elements,), policy.compute)
+        at_once = () if staged else scatter
+        micro = Demand(
+            forward_ops=(unpack,),
+            backward_ops=((unpack,) if again else ()) + (added if staged else pack),
+            forward_collectives=gather,
+            backward_collectives=(*gather, *at_once) if again else at_once,
+        )
+        last = (*pack, *ops) if staged else ops
+        step = Demand(forward_ops=last, forward_collectives=(*scatter, *reduced) if staged else reduced)
     else:
         packed = (copy_key((elements,), policy.gradients),) if gather else ()
         cast = (_cast(kept, policy),) if gather or policy.compute != policy.parameters else ()
         step = Demand(forward_ops=(*ops, *packed, *cast), forward_collectives=(*scatter, *reduced, *gather))
-        if trained and microbatches > 1:
-            gradient = Operand((elements,), policy.compute, False)
-            micro = Demand(backward_ops=(OpKey("aten.add_.Tensor", (gradient, gradient)),))
+        micro = Demand(backward_ops=added)
     return SyncDemand(micro, step)
 
 
-def _gathered_each_microbatch(
-    elements: int, gather: tuple[CollectiveKey, ...], scatter: tuple[CollectiveKey, ...], zero: int, policy: DtypePolicy
-) -> Demand:
-    """FSDP2: parameters are copied out of the gathered buffer, gradients copied into the one to be scattered."""
-    unpack, pack = copy_key((elements,), policy.compute), copy_key((elements,), policy.gradients)
-    again = zero == 3
-    return Demand(
-        forward_ops=(unpack,),
-        backward_ops=(unpack, pack) if again else (pack,),
-        forward_collectives=gather,
-        backward_collectives=(*gather, *scatter) if again else scatter,
-    )
+def _added(elements: int, policy: DtypePolicy) -> tuple[OpKey, ...]:
+    """A microbatch's gradient is added to the sum."""
+    gradient = Operand((elements,), policy.compute, False)
+    return (OpKey("aten.add_.Tensor", (gradient, gradient)),)
 
 
 def _collective(

@@ -57,10 +57,10 @@ class _Unhurried(TorchDispatchMode):
     """Pauses between a collective and the operator after it, so that gloo's threads let go before this one does."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._sent = False
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._sent:
             time.sleep(PAUSE_S)
         self._sent = function.namespace in SENDING

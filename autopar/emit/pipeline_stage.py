@@ -48,6 +48,7 @@ class LeanStage(PipelineStage):
         """The backward of a microbatch, after which its buffers are let go."""
         super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
         if self.has_backward:
+            self._empty(self.args_recv_info[bwd_chunk_id])
             self._release(self.args_recv_info[bwd_chunk_id])
             self._release(self.grad_recv_info.get(bwd_chunk_id, ()))
 
@@ -55,6 +56,12 @@ class LeanStage(PipelineStage):
         for info in infos:
             if isinstance(info.buffer, Tensor):
                 info.buffer = torch.empty_like(info.buffer, device=self.device, requires_grad=False)
+
+    def _empty(self, infos: Any) -> None:
+        """Free memory that the graph of the loss, which torch keeps until the step ends, still refers to."""
+        for info in infos:
+            if isinstance(info.buffer, Tensor):
+                info.buffer.untyped_storage().resize_(0)
 
     def _release(self, infos: Any) -> None:
         for info in infos:

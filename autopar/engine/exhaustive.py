@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise, product
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.engine.label_graph import LabelGraph
-from autopar.engine.stack_problem import Run, StackProblem
+from autopar.engine.stack_problem import Backward, Run, StackProblem
 
 
 def minimum_table(graph: LabelGraph) -> NDArray[np.float64]:
@@ -101,17 +102,42 @@ def _objective_s(problem: StackProblem, picks: tuple[tuple[int, ...], ...]) -> f
 def _peak_bytes(problem: StackProblem, picks: tuple[tuple[int, ...], ...]) -> int:
     """docs/design.md, "Memory", read literally."""
     runs = [run.choices for run in problem.runs]
+    everywhere = range(len(runs))
 
-    def total(name: str, chosen: range) -> int:
+    def total(name: str, chosen: Iterable[int] = everywhere) -> int:
         return sum(int(getattr(runs[r], name)[c]) for r in chosen for c in picks[r])
 
-    everywhere = range(len(runs))
-    static = problem.fixed_bytes + total("static_bytes", everywhere)
+    static = problem.fixed_bytes + total("static_bytes")
     temporaries = max(int(runs[r].step_bytes[c]) for r in everywhere for c in picks[r])
-    moments = [static + total("grad_bytes", everywhere) + total("update_bytes", everywhere) + temporaries]
-    for r in everywhere:
-        held = everywhere if problem.num_microbatches > 1 else range(r, len(runs))
-        transient = max(int(runs[r].transient_bytes[c]) for c in picks[r])
-        waiting = sum((run.in_flight - 1) * total("saved_bytes", range(k, k + 1)) for k, run in enumerate(problem.runs))
-        moments.append(static + total("grad_bytes", held) + total("saved_bytes", range(r + 1)) + waiting + transient)
+    moments = [
+        static + total("grad_bytes") + temporaries,
+        static + total("reduced_bytes") + total("update_bytes"),
+    ]
+    for backward in problem.backwards or (Backward(0, (1,), (problem.num_microbatches > 1,)),):
+        for r in everywhere:
+            if problem.runs[r].chunk == backward.chunk:
+                moments.append(static + _at_run(problem, picks, backward, r, total))
     return max(moments)
+
+
+def _at_run(
+    problem: StackProblem,
+    picks: tuple[tuple[int, ...], ...],
+    backward: Backward,
+    r: int,
+    total: Callable[[str, Iterable[int]], int],
+) -> int:
+    """What is held beside the static bytes while run `r` of the backward's chunk is passed."""
+    held = backward.held_bytes
+    for k, run in enumerate(problem.runs):
+        done = run.chunk == backward.chunk and k > r  # this microbatch has left it: its gradients exist
+        held += (backward.saved[run.chunk] - done) * total("saved_bytes", [k])
+        held += total("grad_bytes", [k]) if done or backward.grown[run.chunk] else 0
+    own = problem.runs[r].choices
+    transient = [int(own.transient_bytes[c]) for c in picks[r]]
+    if not backward.grown[backward.chunk]:
+        # layer by layer gradients take the place of saved bytes; the layer that is passed holds both
+        pairs = [(int(own.saved_bytes[c]), int(own.grad_bytes[c])) for c in picks[r]]
+        held += sum(max(pair) for pair in pairs) - sum(saved for saved, _ in pairs)
+        transient = [t + min(pair) for t, pair in zip(transient, pairs, strict=True)]
+    return held + max(transient)

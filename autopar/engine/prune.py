@@ -16,15 +16,18 @@ def without_dominated(problem: StackProblem) -> tuple[StackProblem, tuple[Ints, 
     A choice is dominated by another of the same states and ties that is nowhere worse: neither in seconds nor in bytes
     at any moment. Of equal ones the first stays. The best seconds and the smallest peak stay the same.
     """
-    held = problem.held_bytes()
-    kept = tuple(_undominated(problem, r, [moment[r] for moment in held]) for r in range(len(problem.runs)))
+    held, extra = problem.held_bytes(), problem.extra_bytes()
+    kept = tuple(
+        _undominated(problem, r, [*(moment[r] for moment in held), *(of[r] for of in extra if r in of)])
+        for r in range(len(problem.runs))
+    )
     runs = tuple(replace(run, choices=run.choices.take(rows)) for run, rows in zip(problem.runs, kept, strict=True))
     return replace(problem, runs=runs), kept
 
 
-def _undominated(problem: StackProblem, run: int, held: Iterable[Ints]) -> Ints:
+def _undominated(problem: StackProblem, run: int, sizes: Iterable[Ints]) -> Ints:
     choices = problem.runs[run].choices
-    figures = [problem.seconds(run), choices.transient_bytes, choices.step_bytes, *held]
+    figures = [problem.seconds(run), *sizes]
     table = np.unique(np.stack([np.asarray(f, dtype=np.float64) for f in figures], axis=1), axis=1)
     kinds = np.column_stack([choices.entry, choices.exit, choices.ties])
     _, kind = np.unique(kinds, axis=0, return_inverse=True)

@@ -104,36 +104,37 @@ class StackProgram:
 
     def limit(self, limit_bytes: int) -> None:
         """At every moment at most `limit_bytes`."""
-        self._moments((limit_bytes - self.problem.fixed_bytes) / self.unit)
+        self._moments(float(limit_bytes))
 
     def minimise_peak(self) -> None:
         """Make the peak the objective."""
         peak = self.mip.columns(1, np.inf, 1.0)
         self.mip.entries(self._moments(0.0), peak, -1.0)
-        floor = self.mip.rows(1, self.problem.fixed_bytes / self.unit, np.inf)
-        self.mip.entries(floor, peak, 1.0)
 
-    def _moments(self, upper: float) -> Columns:
-        """A row for each moment: what is held then, less than `upper` (in units)."""
-        runs = self.problem.runs
-        held = self.problem.held_bytes()
-        rows = self.mip.rows(len(held), -np.inf, upper)
+    def _moments(self, upper_bytes: float) -> Columns:
+        """A row for each moment: what is held then, less than `upper_bytes`."""
+        held, base = self.problem.held_bytes(), self.problem.base_bytes()
+        rows = np.array([int(self.mip.rows(1, -np.inf, (upper_bytes - b) / self.unit)[0]) for b in base])
         for row, moment in zip(rows, held, strict=True):
             for counts, of_choice in zip(self.counts, moment, strict=True):
                 self.mip.entries(row, counts, of_choice / self.unit)
-        for r, run in enumerate(runs):
-            self._largest(int(rows[r]), [run.choices.transient_bytes], [r])
-        self._largest(int(rows[-1]), [run.choices.step_bytes for run in runs], list(range(len(runs))))
+        alike: dict[tuple[object, ...], tuple[dict[int, Ints], list[int]]] = {}
+        for row, extra in zip(rows, self.problem.extra_bytes(), strict=True):
+            key = tuple((r, of.tobytes()) for r, of in extra.items())
+            alike.setdefault(key, (extra, []))[1].append(int(row))
+        for extra, same in alike.values():
+            self._largest(np.array(same), list(extra.values()), list(extra))
         return rows
 
-    def _largest(self, row: int, sizes: list[Ints], runs: list[int]) -> None:
-        """Add to `row` the largest of `sizes` among the choices that the `runs` use."""
+    def _largest(self, rows: Columns, sizes: list[Ints], runs: list[int]) -> None:
+        """Add to `rows` the largest of `sizes` among the choices that the `runs` use."""
         levels = np.unique(np.concatenate(sizes))
         floor = max(int(s.min()) for s in sizes)
         levels = np.unique(np.maximum(levels, floor))
-        self._constant(row, floor)
         switches = self.mip.columns(len(levels) - 1, 1.0, integer=True)
-        self.mip.entries(row, switches, np.diff(levels) / self.unit)
+        for row in rows:
+            self._constant(int(row), floor)
+            self.mip.entries(int(row), switches, np.diff(levels) / self.unit)
         for level, switch in zip(levels[1:], switches, strict=True):
             for r, of_choice in zip(runs, sizes, strict=True):
                 self._only_if(self.counts[r][of_choice >= level], self.problem.runs[r].count, [int(switch)])

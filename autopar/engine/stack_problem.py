@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,23 +17,61 @@ Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 
 
-class Held(NamedTuple):
-    """How many times a layer's gradients, saved bytes and update bytes are held at a moment."""
+@dataclass(frozen=True)
+class Backward:
+    """A state of things in which chunk `chunk` of the runs runs the backward pass of a microbatch.
 
-    gradients: int
-    saved: int
-    update: int
-
-
-def held_at(moment: int, run: int, runs: int, num_microbatches: int, in_flight: int) -> Held:
-    """What a layer of run number `run` of `runs` holds at a moment beside its static bytes (docs/design.md, "Memory").
-
-    Moments are the runs (their largest transients come on top), then the optimizer step (the largest of its temporaries
-    on top). `in_flight` microbatches are under way at once.
+    `saved[c]`: of how many microbatches chunk c holds what it saved, the running one included. `grown[c]`: whether its
+    gradients exist from an earlier microbatch; if not they come into being as this one passes. `held_bytes`: besides.
     """
-    if moment == runs:
-        return Held(1, 0, 1)
-    return Held(int(num_microbatches > 1 or run >= moment), in_flight - (run > moment), 0)
+
+    chunk: int
+    saved: tuple[int, ...]
+    grown: tuple[bool, ...]
+    held_bytes: int = 0
+
+
+class Moment(NamedTuple):
+    """When bytes are added up: run `run` (its largest transient on top) in a backward pass; or, `backward` None, as
+    gradients are reduced (run -2, the largest temporary on top) and as the optimizer updates (run -1)."""
+
+    backward: Backward | None
+    run: int
+
+
+REDUCING, UPDATING = Moment(None, -2), Moment(None, -1)
+
+
+class Held(NamedTuple):
+    """How many times a layer's bytes are held at a moment.
+
+    `growing`: beside the others either its gradients or one microbatch's saved bytes, of one layer both.
+    """
+
+    saved: int
+    gradients: int
+    reduced: int = 0
+    update: int = 0
+    growing: bool = False
+
+
+def moments_of(backwards: Sequence[Backward], chunks: Sequence[int]) -> tuple[Moment, ...]:
+    """All moments of a step, the reduction and the update last; `chunks[r]` is the chunk of run r."""
+    runs = [Moment(b, r) for b in backwards for r, chunk in enumerate(chunks) if chunk == b.chunk]
+    return (*runs, REDUCING, UPDATING)
+
+
+def held_at(moment: Moment, run: int, chunk: int) -> Held:
+    """What a layer of run number `run` in `chunk` holds beside its static bytes (docs/design.md, "Memory")."""
+    backward = moment.backward
+    if backward is None:
+        return Held(0, 1) if moment == REDUCING else Held(0, 0, reduced=1, update=1)
+    saved, grown = backward.saved[chunk], backward.grown[chunk]
+    if chunk != backward.chunk or run < moment.run:
+        return Held(saved, int(grown))
+    if run > moment.run:
+        return Held(saved - 1, 1)
+    return Held(saved, 1) if grown else Held(saved - 1, 0, growing=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,11 +79,12 @@ class Choices:
     """The C ways to run one layer, a column (C,) for each figure.
 
     `entry`, `exit`: states (small ints >= 0) in front of and behind the layer. `micro_s`: seconds a microbatch,
-    `step_s`: once a step. `static_bytes`: always held (parameters, optimizer states); `grad_bytes`: gradients;
-    `saved_bytes`: kept for the backward of one microbatch; `transient_bytes`: the layer's largest temporary;
-    `step_bytes`: the layer's temporaries at the step, of which only the largest layer's exist at once; `update_bytes`:
-    those of all layers at once. `ties` (C, T): the value chosen for tie t, -1 where the choice has
-    none; all layers that have a value for a tie must have the same. Raises ProblemError on columns that don't fit.
+    `step_s`: once a step. `static_bytes`: always held (parameters, optimizer states); `grad_bytes`: gradients until
+    they are reduced, `reduced_bytes` (as many unless given) from then on; `saved_bytes`: kept for the backward of one
+    microbatch; `transient_bytes`: the layer's largest temporary; `step_bytes`: its temporaries as gradients are
+    reduced, of which only the largest layer's exist at once; `update_bytes`: those of the optimizer, of all layers at
+    once. `ties` (C, T): the value chosen for tie t, -1 where the choice has none; all layers that have a value for a
+    tie must have the same. Raises ProblemError on columns that don't fit.
     """
 
     entry: Ints
@@ -57,12 +98,15 @@ class Choices:
     step_bytes: Ints
     ties: Ints = field(default_factory=lambda: np.empty((0, 0), dtype=np.int64))
     update_bytes: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    reduced_bytes: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     def __post_init__(self) -> None:
         if not self.ties.size:
             object.__setattr__(self, "ties", np.empty((len(self.entry), 0), dtype=np.int64))
         if not self.update_bytes.size:
             object.__setattr__(self, "update_bytes", np.zeros(len(self.entry), dtype=np.int64))
+        if not self.reduced_bytes.size:
+            object.__setattr__(self, "reduced_bytes", self.grad_bytes)
         for column in fields(self):
             values = getattr(self, column.name)
             if len(values) != len(self.entry):
@@ -75,6 +119,19 @@ class Choices:
     def __len__(self) -> int:
         return len(self.entry)
 
+    def held(self, times: Held) -> Ints:
+        """(C,) bytes that one layer of each choice holds."""
+        found = self.static_bytes + self.grad_bytes * times.gradients + self.saved_bytes * times.saved
+        found = found + self.reduced_bytes * times.reduced + self.update_bytes * times.update
+        return found + np.maximum(self.grad_bytes, self.saved_bytes) if times.growing else found
+
+    def extra(self, moment: Moment, growing: bool) -> Ints:
+        """(C,) bytes that one layer alone holds on top while its run is at a moment."""
+        if moment.backward is None:
+            return self.step_bytes if moment == REDUCING else np.zeros_like(self.step_bytes)
+        both = np.minimum(self.grad_bytes, self.saved_bytes)
+        return self.transient_bytes + both if growing else self.transient_bytes
+
     def take(self, rows: Ints) -> Choices:
         """The choices of the given rows, in that order."""
         return Choices(**{column.name: getattr(self, column.name)[rows] for column in fields(self)})
@@ -82,14 +139,11 @@ class Choices:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """`count` (at least 1) equal consecutive layers with the same choices.
-
-    `in_flight` microbatches are under way at once: when one runs, the others' saved bytes are held besides.
-    """
+    """`count` (at least 1) equal consecutive layers with the same choices, a part of chunk `chunk`."""
 
     count: int
     choices: Choices
-    in_flight: int = 1
+    chunk: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +151,8 @@ class StackProblem:
     """A chain of runs; `entry_states` and `exit_states` are allowed at its ends.
 
     Minimise fixed_s + num_microbatches * sum(micro_s) + sum(step_s), the peak (docs/design.md, "Memory", plus
-    `fixed_bytes`) being at most `limit_bytes` (None: no limit). Raises ProblemError on a run without layers.
+    `fixed_bytes`) being at most `limit_bytes` (None: no limit). `backwards`: states of things in which a backward pass
+    runs; unless given there is one chunk, with one microbatch at a time. Raises ProblemError on a run without layers.
     """
 
     runs: tuple[Run, ...]
@@ -107,6 +162,7 @@ class StackProblem:
     fixed_s: float = 0.0
     fixed_bytes: int = 0
     limit_bytes: int | None = None
+    backwards: tuple[Backward, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.runs or any(run.count < 1 for run in self.runs):
@@ -127,15 +183,36 @@ class StackProblem:
         """One more than the largest state of any choice."""
         return 1 + max(int(side.max(initial=0)) for run in self.runs for side in (run.choices.entry, run.choices.exit))
 
-    def held_bytes(self) -> list[list[Ints]]:
-        """For each moment (`held_at`) and each run, the bytes (C,) that one layer of each choice holds then."""
-        last = len(self.runs)
-        return [[self._held(run, r, moment) for r, run in enumerate(self.runs)] for moment in range(last + 1)]
+    @cached_property
+    def moments(self) -> tuple[Moment, ...]:
+        """When bytes are added up."""
+        alone = (one_at_a_time(self.num_microbatches),)
+        return moments_of(self.backwards or alone, [run.chunk for run in self.runs])
 
-    def _held(self, run: Run, number: int, moment: int) -> Ints:
-        times, own = held_at(moment, number, len(self.runs), self.num_microbatches, run.in_flight), run.choices
-        held = own.static_bytes + own.grad_bytes * times.gradients
-        return held + own.saved_bytes * times.saved + own.update_bytes * times.update
+    def held_bytes(self) -> list[list[Ints]]:
+        """For each moment and each run, the bytes (C,) that one layer of each choice holds then."""
+        return [
+            [run.choices.held(held_at(moment, r, run.chunk)) for r, run in enumerate(self.runs)]
+            for moment in self.moments
+        ]
+
+    def base_bytes(self) -> list[int]:
+        """For each moment the bytes held whatever is chosen."""
+        return [self.fixed_bytes + (m.backward.held_bytes if m.backward else 0) for m in self.moments]
+
+    def extra_bytes(self) -> list[dict[int, Ints]]:
+        """For each moment, by run, the bytes (C,) of which the largest is held on top."""
+        found = []
+        for moment in self.moments:
+            runs = range(len(self.runs)) if moment.backward is None else (moment.run,)
+            growing = {r: held_at(moment, r, self.runs[r].chunk).growing for r in runs}
+            found.append({r: self.runs[r].choices.extra(moment, grows) for r, grows in growing.items()})
+        return found
+
+
+def one_at_a_time(num_microbatches: int) -> Backward:
+    """One chunk, one microbatch in flight: after the first microbatch all gradients exist."""
+    return Backward(0, (1,), (num_microbatches > 1,))
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,14 +229,13 @@ def objective_s(problem: StackProblem, flow: Flow) -> float:
 
 
 def moment_bytes(problem: StackProblem, flow: Flow) -> list[int]:
-    """Bytes held at each moment: the runs in order, then the optimizer step."""
-    used = [run.choices.take(np.flatnonzero(n)) for run, n in zip(problem.runs, flow.counts, strict=True)]
-    extra = [int(choices.transient_bytes.max()) for choices in used]
-    extra.append(max(int(choices.step_bytes.max()) for choices in used))
+    """Bytes held at each moment of the problem."""
+    used = [n > 0 for n in flow.counts]
     return [
-        problem.fixed_bytes + most + sum(int(b @ n) for b, n in zip(held, flow.counts, strict=True))
-        for most, held in zip(extra, problem.held_bytes(), strict=True)
-    ]
+        base + max(int(of[used[r]].max()) for r, of in extra.items())
+        + sum(int(b @ n) for b, n in zip(held, flow.counts, strict=True))
+        for base, extra, held in zip(problem.base_bytes(), problem.extra_bytes(), problem.held_bytes(), strict=True)
+    ]  # fmt: skip
 
 
 def ties_agree(problem: StackProblem, flow: Flow) -> bool:
@@ -188,8 +264,8 @@ class StackSolution:
 
     `walks[r]` lists (choice, number of consecutive layers) of run r in order; empty without an answer.
     `lower_bound_s` is proven. `peak_bytes` is that of the answer; when infeasible, the smallest that can be reached,
-    or None where it wasn't asked for or states or ties already forbid every stack. `binding` names the moment of that
-    peak: the index of a run, or `len(runs)` for the optimizer step.
+    or None where it wasn't asked for or states or ties already forbid every stack. `binding` numbers the moment of that
+    peak.
     """
 
     status: Status

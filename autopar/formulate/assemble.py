@@ -57,11 +57,11 @@ def _pipeline(solved: SolvedPipeline, reserve_bytes: int) -> Outline:
         stages.append(_stage(first, devices, solved.setting.mesh, ((p.column, p.count) for p in part.parts)))
         first += len(stages[-1].assignment)
         after = lap * (1 + max(p.run for s in solved.stages for p in s.parts))
-        layers.append(tuple(Layers(after + p.run, p.column.figures, p.count, part.chunk.in_flight) for p in part.parts))
+        layers.append(tuple(Layers(after + p.run, p.column.figures, p.count, lap) for p in part.parts))
     alone = [
         predict(
             [x for own in layers[g :: shape.groups] for x in own], shape.num_microbatches, reserve_bytes,
-            sum(chunk.seam_bytes for chunk in group.chunks),
+            group.backwards, group.inputs_bytes,
         )
         for g, group in enumerate(solved.groups)
     ]  # fmt: skip

@@ -12,16 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from math import prod
 
 import numpy as np
 
+from autopar.cost.schedule import Holding
 from autopar.engine.stack import StackOptions, solve_stack
-from autopar.engine.stack_problem import Choices, Floats, Run, StackProblem, StackSolution
+from autopar.engine.stack_problem import Backward, Choices, Floats, Run, StackProblem, StackSolution
 from autopar.formulate.chains import Chains
 from autopar.formulate.columns import Column
 from autopar.formulate.ladder import ONLY_BYTES
-from autopar.formulate.stages import Units
+from autopar.formulate.stages import Units, batch_bytes
 from autopar.graph import Layout
+from autopar.plan import data_axes_of
 
 RELATIVE_GAP = 1e-4
 """How near to its bound the solution of a stage is taken as optimal."""
@@ -33,11 +36,10 @@ TIES_TRIED = 3
 
 @dataclass(frozen=True)
 class Chunk:
-    """Units `first` to `end - 1` as a stage, with `in_flight` microbatches under way."""
+    """Units `first` to `end - 1` as a stage."""
 
     first: int
     end: int
-    in_flight: int
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,10 @@ class Part:
 
 @dataclass(frozen=True)
 class StagePart:
-    """A chunk with a strategy for each layer; `seam_bytes`: held of what it received and sent, for all in flight."""
+    """A chunk with a strategy for each layer."""
 
     chunk: Chunk
     parts: tuple[Part, ...]
-    seam_bytes: int
 
     @property
     def forward_s(self) -> float:
@@ -75,10 +76,15 @@ class StagePart:
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """All chunks of one group of devices; `peak_bytes` is the most a device holds."""
+    """All chunks of one group of devices; `peak_bytes` is the most a device holds, at some time in `backwards`.
+
+    `inputs_bytes` of the batch are on each device besides what the layers count.
+    """
 
     chunks: tuple[StagePart, ...]
     peak_bytes: int
+    backwards: tuple[Backward, ...]
+    inputs_bytes: int
 
 
 @dataclass(frozen=True)
@@ -109,20 +115,25 @@ class Ranges:
             costs - price * self.limit_bytes
             for price, by_count in self.priced.items()
             for count, costs in by_count.items()
-            if count <= in_flight
+            if not price or count <= in_flight
         ]
         legal: Floats = np.max(usable, axis=0)
-        return np.where(self.held_bytes <= (self.limit_bytes or np.inf), legal, np.inf)
+        return np.where(self.held_bytes <= (self.limit_bytes or np.inf), legal, np.inf) if in_flight else legal
 
-    def joint_load(self, chunks: Sequence[Chunk]) -> float:
+    def joint_load(self, chunks: Sequence[Chunk], in_flight: Sequence[int]) -> float:
         """Least seconds of all microbatches through several ranges on one group of devices, under the byte limit."""
-        if sum(self.held_bytes[c.first, c.end] for c in chunks) > (self.limit_bytes or np.inf):
+        pairs = list(zip(chunks, in_flight, strict=True))
+        if sum(self.held_bytes[c.first, c.end] for c, most in pairs if most) > (self.limit_bytes or np.inf):
             return np.inf
         return max(
-            sum(float(by_count[max(q for q in by_count if q <= c.in_flight)][c.first, c.end]) for c in chunks)
-            - price * self.limit_bytes
-            for price, by_count in self.priced.items()
+            sum(self._cost(c, price, most) for c, most in pairs) - price * self.limit_bytes for price in self.priced
         )
+
+    def _cost(self, chunk: Chunk, price: float, most: int) -> float:
+        """Of a range with at most so many in flight; its bytes are left out where it has none."""
+        by_count = self.priced[price if most else 0.0]
+        count = max((q for q in by_count if q <= most), default=min(by_count))
+        return float(by_count[count][chunk.first, chunk.end])
 
 
 @dataclass
@@ -214,41 +225,69 @@ class StageBook:
         return self.chains.setting.num_microbatches * column.figures.micro_s + column.figures.step_s
 
     def solve(
-        self, chunks: Sequence[Chunk], seam: Seam, limit_bytes: int | None, cutoff_s: float = np.inf
+        self,
+        chunks: Sequence[Chunk],
+        holdings: Sequence[Holding],
+        seam: Seam,
+        limit_bytes: int | None,
+        cutoff_s: float = np.inf,
     ) -> GroupPlan | None:
         """The fastest way to run chunks on one group of devices under the limit; None if there is none.
 
         Nor is there one if it takes `cutoff_s` or more: cutoffs must not rise from one call to the next.
         """
-        problem = self._problem(chunks, seam, limit_bytes)
-        key = tuple((tuple(self.units.slices(self.chains.runs, c.first, c.end)), c.in_flight) for c in chunks)
+        problem = self._problem(chunks, holdings, seam, limit_bytes)
+        key = tuple(tuple(self.units.slices(self.chains.runs, c.first, c.end)) for c in chunks)
         ends = (chunks[0].first == 0, chunks[-1].end == len(self.units))
-        known = (key, ends, seam, problem.fixed_bytes, limit_bytes)
+        known = (key, ends, seam, problem.backwards, limit_bytes)
         if known not in self._solved:
             self._solved[known] = solve_stack(problem, StackOptions(RELATIVE_GAP, None, cutoff_s, want_peak=False))
         solution = self._solved[known]
-        return self._plan(chunks, seam, solution) if solution.walks else None
+        return self._plan(chunks, seam, solution, problem) if solution.walks else None
 
-    def least_peak(self, chunks: Sequence[Chunk], seam: Seam) -> float:
+    def least_peak(self, chunks: Sequence[Chunk], holdings: Sequence[Holding], seam: Seam) -> float:
         """The smallest peak at which the chunks can be run; inf where states forbid it."""
-        solution = solve_stack(self._problem(chunks, seam, 1))
+        solution = solve_stack(self._problem(chunks, holdings, seam, 1))
         return np.inf if solution.peak_bytes is None else solution.peak_bytes
 
-    def _problem(self, chunks: Sequence[Chunk], seam: Seam, limit_bytes: int | None) -> StackProblem:
+    def _problem(
+        self, chunks: Sequence[Chunk], holdings: Sequence[Holding], seam: Seam, limit_bytes: int | None
+    ) -> StackProblem:
         runs: list[Run] = []
-        for chunk in chunks:
-            runs += [_gate(seam)] if runs else []
+        for number, chunk in enumerate(chunks):
+            runs += [_gate(seam, number)] if runs else []
             for index, count in self.units.slices(self.chains.runs, chunk.first, chunk.end):
-                runs.append(Run(count, self._choices_of(index, seam.tie)[1], chunk.in_flight))
+                runs.append(Run(count, self._choices_of(index, seam.tie)[1], number))
         states = tuple(range(len(self.chains.states)))
         return StackProblem(
             tuple(runs),
             states if chunks[0].first == 0 else (seam.state,),
             states if chunks[-1].end == len(self.units) else (seam.state,),
             self.chains.setting.num_microbatches,
-            fixed_bytes=sum(self._seam_bytes(chunk, seam) for chunk in chunks),
+            fixed_bytes=self.inputs_bytes(chunks, seam),
             limit_bytes=limit_bytes,
+            backwards=self.backwards(chunks, holdings, seam),
         )
+
+    def backwards(self, chunks: Sequence[Chunk], holdings: Sequence[Holding], seam: Seam) -> tuple[Backward, ...]:
+        """The states of a group's devices as backward passes run, as the stack problem knows them."""
+        return tuple(self._backward(chunks, holding, seam) for holding in holdings)
+
+    def _backward(self, chunks: Sequence[Chunk], holding: Holding, seam: Seam) -> Backward:
+        """With what is held of what the chunks received and sent for each microbatch in flight.
+
+        Where a device runs several chunks, torch lets go of what has been sent, forward and back, at the step's end.
+        """
+        count = self.chains.setting.num_microbatches
+        held = 0
+        for saved, chunk in zip(holding.saved, chunks, strict=True):
+            received, sent = self._held_bytes(chunk.first, True, seam), self._held_bytes(chunk.end, False, seam)
+            held += saved * (received + sent)
+            if len(chunks) > 1:
+                held += (count - saved) * self.seam_bytes(chunk.end, seam) + count * self.seam_bytes(chunk.first, seam)
+        # the gradient that has come for what was sent; and one more that was sent, to which the schedule still refers
+        held += 2 * self.seam_bytes(chunks[holding.chunk].end, seam)
+        return Backward(holding.chunk, holding.saved, holding.grown, held)
 
     def _choices_of(self, run: int, tie: int) -> tuple[list[int], Choices]:
         """Columns of a run that keep tied parameters as told, and their figures."""
@@ -258,16 +297,30 @@ class StageBook:
         return self._choices[run, tie]
 
     def seam_bytes(self, unit: int, seam: Seam) -> int:
-        """Bytes a device sends for one microbatch where unit `unit` begins a stage."""
+        """Bytes a device sends for one microbatch where unit `unit` begins a stage; none at the model's ends."""
         setting = self.chains.setting
+        if not 0 < unit < len(self.units):
+            return 0
         return self.units.crossing_bytes(unit, seam.layout, setting.sizes, setting.batch)
 
-    def _seam_bytes(self, chunk: Chunk, seam: Seam) -> int:
-        received = self.seam_bytes(chunk.first, seam) if chunk.first else 0
-        sent = self.seam_bytes(chunk.end, seam) if chunk.end < len(self.units) else 0
-        return chunk.in_flight * (received + sent)
+    def inputs_bytes(self, chunks: Sequence[Chunk], seam: Seam) -> int:
+        """Bytes of the rows of the batch that a device is given; where it has the first stage its layers count them."""
+        if chunks[0].first == 0:
+            return 0
+        setting, graph = self.chains.setting, self.units.graph
+        batch_dim = self.chains.runs[self._behind_cuts()].around.entry.batch_dim
+        ways = prod(setting.sizes[a] for a in data_axes_of(seam.layout, batch_dim))
+        inputs = [graph.values[name] for name in graph.inputs]
+        return batch_bytes(inputs, setting.batch * setting.num_microbatches, ways)
 
-    def _plan(self, chunks: Sequence[Chunk], seam: Seam, solution: StackSolution) -> GroupPlan:
+    def _held_bytes(self, unit: int, receives: bool, seam: Seam) -> int:
+        """Bytes kept for a microbatch of what a chunk received, or sent, but for what counts as saved by its layers."""
+        setting = self.chains.setting
+        if not 0 < unit < len(self.units):
+            return 0
+        return self.units.held_bytes(self.chains.runs, unit, receives, seam.layout, setting.sizes, setting.batch)
+
+    def _plan(self, chunks: Sequence[Chunk], seam: Seam, solution: StackSolution, problem: StackProblem) -> GroupPlan:
         walks = iter(solution.walks)
         found = []
         for position, chunk in enumerate(chunks):
@@ -277,13 +330,13 @@ class StageBook:
             for index, _ in self.units.slices(self.chains.runs, chunk.first, chunk.end):
                 rows = self._choices_of(index, seam.tie)[0]
                 parts += [Part(index, self.columns[index][rows[c]], n) for c, n in next(walks)]
-            found.append(StagePart(chunk, tuple(parts), self._seam_bytes(chunk, seam)))
-        return GroupPlan(tuple(found), solution.peak_bytes or 0)
+            found.append(StagePart(chunk, tuple(parts)))
+        return GroupPlan(tuple(found), solution.peak_bytes or 0, problem.backwards, problem.fixed_bytes)
 
 
-def _gate(seam: Seam) -> Run:
+def _gate(seam: Seam, chunk: int) -> Run:
     """A layer that does nothing but be in the seam's state: between two chunks of one group."""
     state, zero = np.array([seam.state]), np.zeros(1, dtype=np.int64)
     nothing = np.zeros(1)
     ties = np.full((1, 1), -1)
-    return Run(1, Choices(state, state, nothing, nothing, zero, zero, zero, zero, zero, ties))
+    return Run(1, Choices(state, state, nothing, nothing, zero, zero, zero, zero, zero, ties), chunk)

@@ -41,13 +41,14 @@ def choices_of(columns: Sequence[Column], states: Mapping[Layout, int]) -> Choic
         exit=_ints(states[c.strategy.exit] for c in columns),
         micro_s=np.array([f.micro_s for f in figures]),
         step_s=np.array([f.step_s for f in figures]),
-        static_bytes=_ints(m.parameters + m.optimizer for m in memory),
+        static_bytes=_ints(m.parameters + m.optimizer + m.inputs for m in memory),
         grad_bytes=_ints(m.gradients for m in memory),
         saved_bytes=_ints(m.saved for m in memory),
         transient_bytes=_ints(m.transient for m in memory),
         step_bytes=_ints(m.step for m in memory),
         ties=_ints(c.tie for c in columns)[:, None],
         update_bytes=_ints(m.update for m in memory),
+        reduced_bytes=_ints(m.reduced for m in memory),
     )
 
 

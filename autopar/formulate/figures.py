@@ -14,12 +14,13 @@ from autopar.cost.memory import layer_memory
 from autopar.cost.moves import relayout_demand
 from autopar.cost.pricer import Pricer
 from autopar.cost.program import layer_demand, rerun_demand
-from autopar.cost.states import HeldParameter, held_parameters
+from autopar.cost.states import HeldParameter, Uses, held_parameters
 from autopar.cost.sync import optimizer_demand, sync_demand
 from autopar.formulate.labels import at_cut
-from autopar.formulate.runs import LayerRun
+from autopar.formulate.runs import LayerRun, trained_elements
+from autopar.formulate.stages import batch_bytes
 from autopar.formulate.tables import Setting
-from autopar.graph import DTYPE_BYTES
+from autopar.graph import LayerClass
 from autopar.plan import DtypePolicy, LayerStrategy
 from autopar.shard.lower import lower
 from autopar.shard.program import Program
@@ -62,30 +63,37 @@ def layer_figures(
     """Price a layer of `run` under `strategy` from its lowered program, which may be `known`."""
     around, layer = run.around, run.layer
     known = known or lowered(run, strategy, setting)
-    foreign = frozenset(name for name, owned in zip(layer.params, around.owned, strict=True) if not owned)
-    data_axes = strategy.data_axes(around.entry.batch_dim)
-    parameters = held_parameters(known.program, data_axes, strategy.zero, foreign)
+    uses = Uses(_unmarked(layer, around.owned), _unmarked(layer, around.graded),
+                frozenset(() if setting.staged else around.tied))  # fmt: skip
+    parameters = held_parameters(known.program, strategy.data_axes(around.entry.batch_dim), strategy.zero, uses)
     micro, step = _sync(parameters, setting, policy)
-    updated = [prod(p.stored) for p in parameters if p.trained]
+    updated = [prod(p.stored) for p in parameters if p.owned and p.trained]
     memory = layer_memory(
         known.program, setting.batch, policy, optimizer, parameters, known.activations,
-        _share_of_model(run, parameters),
+        staged=setting.staged, model_share=_times_own(run, run.model_elements) / setting.groups,
+        next_share=_times_own(run, run.elements_before) if run.count == 1 else 1.0,
     )  # fmt: skip
-    if setting.staged:
-        whole = sum(prod(p.shape) for p in parameters if p.trained) * DTYPE_BYTES[policy.gradients]
-        memory = replace(memory, gradients=whole)
+    memory = replace(memory, inputs=_inputs_bytes(run, strategy, setting))
     work = LayerWork(
         known.calls, known.passing, micro, known.rerun, step, optimizer_demand(updated, policy, optimizer), memory,
     )  # fmt: skip
     return figures_of(work, pricer)
 
 
-def _share_of_model(run: LayerRun, parameters: Sequence[HeldParameter]) -> float:
-    """How many times what a device computes with of the layer's trained parameters the whole model may be."""
-    mine = sum(
-        prod(run.layer.values[name].shape_at(1)) for name in run.layer.params if run.layer.values[name].requires_grad
-    )
-    return run.model_elements / mine if mine and parameters else 1.0
+def _unmarked(layer: LayerClass, marks: Sequence[bool]) -> frozenset[str]:
+    return frozenset(name for name, marked in zip(layer.params, marks, strict=True) if not marked)
+
+
+def _inputs_bytes(run: LayerRun, strategy: LayerStrategy, setting: Setting) -> int:
+    """Bytes of a device's rows of the whole batch, where `run` is the first."""
+    ways = prod(setting.sizes[a] for a in strategy.data_axes(run.around.entry.batch_dim))
+    return batch_bytes(run.inputs, setting.batch * setting.num_microbatches, ways)
+
+
+def _times_own(run: LayerRun, elements: int) -> float:
+    """How many times the trained parameters of one layer of the run so many elements are; 1 where it has none."""
+    mine = trained_elements(run.layer)
+    return elements / mine if mine else 1.0
 
 
 def _passing(run: LayerRun, strategy: LayerStrategy, setting: Setting) -> Demand:
@@ -102,9 +110,9 @@ def _sync(parameters: Sequence[HeldParameter], setting: Setting, policy: DtypePo
     """Demand of synchronising a layer's parameters, those kept alike together, in every microbatch and once a step."""
     elements: dict[tuple[ParameterStorage, bool], int] = defaultdict(int)
     for p in parameters:
-        elements[p.storage, p.trained] += prod(p.shape)
+        elements[p.storage, p.trained] += prod(p.shape) if p.owned else 0
     found = [
-        sync_demand(count, storage, trained, setting.mesh, policy, setting.num_microbatches)
+        sync_demand(count, storage, trained, setting.mesh, policy, setting.num_microbatches, setting.staged)
         for (storage, trained), count in elements.items()
     ]
     return Demand.joined([f.micro for f in found]), Demand.joined([f.step for f in found])

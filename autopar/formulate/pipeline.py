@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from math import prod
 
 import numpy as np
 
-from autopar.cost.schedule import Shape, in_flight
+from autopar.cost.schedule import Shape, holdings
 from autopar.engine.partition import bound_s, least_step_s, partitions
 from autopar.engine.stack_problem import Floats
 from autopar.formulate.book import Chunk, GroupPlan, Ranges, Seam, StageBook, StagePart
@@ -102,14 +103,30 @@ class PipelineScenario:
         return self.cuts
 
     def _bounds(self, ranges: Ranges) -> tuple[Floats, Floats]:
-        by_count = {q: ranges.load(q) for q in set(in_flight(self.shape))}
-        loads = np.stack([by_count[q] for q in in_flight(self.shape)])
+        by_count = {q: ranges.load(q) for q in set(self._in_flight)}
+        loads = np.stack([by_count[q] for q in self._in_flight])
         return loads, np.broadcast_to(ranges.micro_s, loads.shape).copy()
 
     def _fixed_bound(self, cuts: Cuts, ranges: Ranges) -> float:
         """Each group waits for the stages before it and then has all its chunks to do."""
         span = [float(ranges.micro_s[a, b]) for a, b in pairwise(cuts)]
-        return max(sum(span[:g]) + ranges.joint_load(chunks) for g, chunks in enumerate(self._chunks(cuts)))
+        groups = self.shape.groups
+        return max(
+            sum(span[:g]) + ranges.joint_load(chunks, self._in_flight[g::groups])
+            for g, chunks in enumerate(self._chunks(cuts))
+        )
+
+    @cached_property
+    def _in_flight(self) -> tuple[int, ...]:
+        """For each stage, of how many microbatches activations are held beside all gradients of its group of devices.
+
+        All stages of a group hold so much at one time. A step of one microbatch is bounded without gradients.
+        """
+        shape, found = self.shape, [0] * self.shape.stages
+        for group in range(shape.groups):
+            full = [h.saved for h in holdings(shape, group) if shape.num_microbatches == 1 or all(h.grown)]
+            found[group :: shape.groups] = max(full, key=sum, default=(0,) * shape.chunks)
+        return tuple(found)
 
     # --- exact ----------------------------------------------------------------------------------------------------
 
@@ -131,15 +148,15 @@ class PipelineScenario:
         """Of the most even stages, all as lean as can be, the one that holds most: its bytes and its number."""
         cuts = self._fixed or even_cuts(len(self.book.units), self.shape.stages)
         found = [
-            max((self.book.least_peak(chunks, seam), g) for g, chunks in enumerate(self._chunks(cuts)))
+            max((self.book.least_peak(c, holdings(self.shape, g), seam), g) for g, c in enumerate(self._chunks(cuts)))
             for seam in self.book.seams
         ]
         return min(found, default=(np.inf, 0))
 
     def _at_cuts(self, cuts: Cuts, seam: Seam, cutoff_s: float) -> SolvedPipeline | None:
         plans: list[GroupPlan] = []
-        for chunks in self._chunks(cuts):
-            plan = self.book.solve(chunks, seam, self.book.chains.budget.limit_bytes, cutoff_s)
+        for g, chunks in enumerate(self._chunks(cuts)):
+            plan = self._solved(g, chunks, seam, cutoff_s)
             if plan is None:
                 return None
             plans.append(plan)
@@ -147,8 +164,12 @@ class PipelineScenario:
 
     def _chunks(self, cuts: Cuts) -> list[tuple[Chunk, ...]]:
         """Chunks of each group."""
-        stages = [Chunk(a, b, q) for (a, b), q in zip(pairwise(cuts), in_flight(self.shape), strict=True)]
+        stages = [Chunk(a, b) for a, b in pairwise(cuts)]
         return [tuple(stages[g :: self.shape.groups]) for g in range(self.shape.groups)]
+
+    def _solved(self, group: int, chunks: Sequence[Chunk], seam: Seam, cutoff_s: float) -> GroupPlan | None:
+        limit = self.book.chains.budget.limit_bytes
+        return self.book.solve(chunks, holdings(self.shape, group), seam, limit, cutoff_s)
 
     def _search(self, seam: Seam, cutoff_s: float) -> SolvedPipeline | None:
         """Look at partitions in order of their bound; a stage is solved when a partition with it comes first."""
@@ -192,7 +213,7 @@ class PipelineScenario:
         cutoff_s: float,
     ) -> None:
         """Put a stage's exact figures in the place of its bounds."""
-        plan = self.book.solve((chunk,), seam, self.book.chains.budget.limit_bytes, cutoff_s)
+        plan = self._solved(stage, (chunk,), seam, cutoff_s)
         exact[stage, chunk.first, chunk.end] = plan
         place = stage, chunk.first, chunk.end
         if plan is None:

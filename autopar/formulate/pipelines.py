@@ -97,7 +97,7 @@ class Pipelines:
     def _book(
         self, units: Units, pins: Sequence[Pins], mesh: tuple[MeshAxis, ...], count: int, groups: int
     ) -> StageBook:
-        setting = Setting(mesh, self.global_batch // count, count, staged=True)
+        setting = Setting(mesh, self.global_batch // count, count, groups)
         most = min(groups, count)
         chains = Chains(
             layer_runs(self.graph, pins, staged=True), setting, self.pricer, self.budget,

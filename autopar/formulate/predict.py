@@ -7,22 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.cost.layer import LayerFigures
-from autopar.engine.stack_problem import held_at
+from autopar.engine.stack_problem import REDUCING, Backward, Moment, held_at, moments_of, one_at_a_time
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "transient", "reserve")
 
 
 @dataclass(frozen=True)
 class Layers:
-    """`count` consecutive layers that cost alike; `run` numbers the run of equal layers they belong to.
-
-    `in_flight` microbatches are under way at once.
-    """
+    """`count` consecutive layers that cost alike; `run` numbers the run of equal layers they belong to, in `chunk`."""
 
     run: int
     figures: LayerFigures
     count: int
-    in_flight: int = 1
+    chunk: int = 0
 
 
 @dataclass(frozen=True)
@@ -35,10 +32,16 @@ class Prediction:
     memory: dict[str, int]
 
 
-def predict(layers: Sequence[Layers], num_microbatches: int, reserve_bytes: int, seam_bytes: int = 0) -> Prediction:
+def predict(
+    layers: Sequence[Layers],
+    num_microbatches: int,
+    reserve_bytes: int,
+    backwards: Sequence[Backward] = (),
+    inputs_bytes: int = 0,
+) -> Prediction:
     """Add up the seconds of a step and the bytes at its peak, for layers in their order on one device.
 
-    `seam_bytes` are held until the optimizer step besides: what stages received and sent.
+    `backwards`: see `StackProblem`. `inputs_bytes` of the batch are held besides.
     """
     kinds: dict[str, float] = defaultdict(float)
     sources: dict[str, float] = defaultdict(float)
@@ -52,30 +55,40 @@ def predict(layers: Sequence[Layers], num_microbatches: int, reserve_bytes: int,
                 total[str(key)] += num_microbatches * seconds * part.count
             for key, seconds in step.items():
                 total[str(key)] += seconds * part.count
-    memory = max(_moments(layers, num_microbatches, seam_bytes), key=lambda moment: sum(moment.values()))
+    backwards = backwards or [one_at_a_time(num_microbatches)]
+    memory = max(_moments(layers, backwards, inputs_bytes), key=lambda moment: sum(moment.values()))
     return Prediction(sum(kinds.values()), dict(kinds), dict(sources), memory | {"reserve": reserve_bytes})
 
 
-def _moments(layers: Sequence[Layers], num_microbatches: int, seam_bytes: int) -> Iterator[dict[str, int]]:
+def _moments(layers: Sequence[Layers], backwards: Sequence[Backward], inputs_bytes: int) -> Iterator[dict[str, int]]:
     """Bytes by category at each moment."""
-    runs = 1 + max(part.run for part in layers)
-    for moment in range(runs + 1):
-        at_step = moment == runs
-        held = dict.fromkeys(CATEGORIES[:-1], 0)
-        held["activations"] = 0 if at_step else seam_bytes
-        largest = 0
-        for part in layers:
-            memory, count = part.figures.memory, part.count
-            times = held_at(moment, part.run, runs, num_microbatches, part.in_flight)
-            held["parameters"] += memory.parameters * count
-            held["optimizer"] += memory.optimizer * count
-            held["gradients"] += memory.gradients * count * times.gradients
-            held["activations"] += memory.saved * count * times.saved
-            held["transient"] += memory.update * count * times.update
-            extra = memory.step if at_step else memory.transient if part.run == moment else 0
-            largest = max(largest, extra)
-        held["transient"] += largest
-        yield held
+    chunk_of = {part.run: part.chunk for part in layers}
+    runs = sorted(chunk_of)
+    for moment in moments_of(backwards, [chunk_of[r] for r in runs]):
+        number = Moment(moment.backward, runs[moment.run]) if moment.backward else moment
+        yield _held(layers, number, inputs_bytes)
+
+
+def _held(layers: Sequence[Layers], moment: Moment, inputs_bytes: int) -> dict[str, int]:
+    held = dict.fromkeys(CATEGORIES[:-1], 0)
+    held["activations"] = inputs_bytes + (moment.backward.held_bytes if moment.backward else 0)
+    largest = 0
+    for part in layers:
+        memory, count = part.figures.memory, part.count
+        times = held_at(moment, part.run, part.chunk)
+        held["parameters"] += memory.parameters * count
+        held["optimizer"] += memory.optimizer * count
+        held["gradients"] += (memory.gradients * times.gradients + memory.reduced * times.reduced) * count
+        held["activations"] += (memory.saved * times.saved + memory.inputs) * count
+        held["transient"] += memory.update * count * times.update
+        extra = memory.step if moment == REDUCING else memory.transient if part.run == moment.run else 0
+        if times.growing:
+            more = memory.saved >= memory.gradients
+            held["activations" if more else "gradients"] += max(memory.saved, memory.gradients) * count
+            extra += min(memory.saved, memory.gradients)
+        largest = max(largest, extra)
+    held["transient"] += largest
+    return held
 
 
 def shares(by_source_s: Mapping[str, float]) -> dict[str, float]:

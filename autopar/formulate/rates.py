@@ -16,7 +16,7 @@ from autopar.cost.pricer import Pricer
 from autopar.cost.states import state_bytes
 from autopar.cost.sync import optimizer_demand, sync_demand
 from autopar.engine.stack_problem import Floats
-from autopar.graph import DTYPE_BYTES, Layout, TensorSpec
+from autopar.graph import Layout, TensorSpec
 from autopar.plan import DtypePolicy, MeshAxis
 from autopar.shard.storage import Axes, ParameterStorage, parameter_storage
 
@@ -73,14 +73,11 @@ class ParameterRates:
 
     def _compute(self, storage: ParameterStorage, trained: bool, dtype: str) -> Rate:
         ways = storage.ways(tuple(axis.size for axis in self._mesh))
-        states = state_bytes(1.0, 1.0 / ways, storage.zero, trained, dtype, self._policy, self._optimizer)
-        gradients = states.gradients
-        if self._staged and trained:
-            gradients = float(DTYPE_BYTES[self._policy.gradients])
-        held = states.parameters + states.optimizer + (gradients if self._microbatches > 1 else 0.0)
+        states = state_bytes(1.0, 1.0 / ways, storage, trained, dtype, self._policy, self._optimizer, self._staged)
+        held = states.parameters + states.optimizer + (states.gradients if self._microbatches > 1 else 0.0)
         micro, step = [], []
         for elements in (self._elements, 2 * self._elements):
-            sync = sync_demand(elements, storage, trained, self._mesh, self._policy, self._microbatches)
+            sync = sync_demand(elements, storage, trained, self._mesh, self._policy, self._microbatches, self._staged)
             updated = optimizer_demand([elements // ways] if trained else [], self._policy, self._optimizer)
             micro.append(sync.micro)
             step.append(Demand.joined([sync.step, updated]))

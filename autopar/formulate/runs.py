@@ -30,7 +30,8 @@ class Surroundings:
 
     `entry`, `leave`: main values of the cuts in front and behind, `main_input`, `main_output` their names in the
     class ('' where it does not read or make them). `passing`: specs of values that only pass by.
-    `owned`: for each parameter, whether this is the first layer that uses it (only there it counts).
+    `owned`: for each parameter, whether this is the first layer that uses it (only there it counts); `graded`: whether
+    it is the last (only there its gradient counts: that is where it is made first).
     `tied`: class parameters that other layers use, too; `tied_split`: whether their storage may be split (only if the
     model has one such parameter). `pins`, `next_pins`: limits on this layer and on the next. `held`: inputs that an
     earlier layer keeps for its backward, so that they cost nothing here. `promised`: positions, among inputs and then
@@ -52,6 +53,7 @@ class Surroundings:
     next_pins: Pins
     held: frozenset[str] = frozenset()
     promised: frozenset[int] = frozenset()
+    graded: tuple[bool, ...] = ()
 
     def states(self, sizes: tuple[int, ...], batch: int) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
         """Possible layouts of the main values in front and behind."""
@@ -68,7 +70,8 @@ class LayerRun:
     """`count` equal consecutive layers from `first_layer` on.
 
     `unread`: positions of outputs that no later layer reads and that aren't the loss, so that no gradient comes back
-    for them. `model_elements`: of all trained parameters of the model.
+    for them. `model_elements`: of all trained parameters of the model. `inputs`: of the model, in its first run.
+    `elements_before`: of trained parameters of the layer in front of the first one.
     """
 
     first_layer: int
@@ -77,6 +80,8 @@ class LayerRun:
     unread: frozenset[int]
     layer: LayerClass = field(repr=False)
     model_elements: int = 0
+    inputs: tuple[TensorSpec, ...] = ()
+    elements_before: int = 0
 
 
 def layer_runs(graph: OpGraph, pins: Sequence[Pins], staged: bool = False) -> tuple[LayerRun, ...]:
@@ -85,13 +90,16 @@ def layer_runs(graph: OpGraph, pins: Sequence[Pins], staged: bool = False) -> tu
     `staged`: layers may be in several stages, so that each owns all parameters it uses.
     """
     uses = Counter(name for layer in graph.layers for name in dict.fromkeys(layer.params))
+    last_use = {name: index for index, layer in enumerate(graph.layers) for name in layer.params}
+    inputs = tuple(graph.values[name] for name in graph.inputs)
     holdings = _holdings(graph)
     seen: set[str] = set()
     read = {name for layer in graph.layers for name in layer.inputs} | {graph.loss}
     elements = sum(prod(spec.shape_at(1)) for spec in graph.params.values() if spec.requires_grad)
     runs: list[LayerRun] = []
     for index, layer in enumerate(graph.layers):
-        around = replace(_surroundings(graph, index, pins, uses, seen), **holdings[index])
+        graded = tuple(staged or last_use[name] == index for name in layer.params)
+        around = replace(_surroundings(graph, index, pins, uses, seen), graded=graded, **holdings[index])
         kinds = offered(graph.classes[layer.class_index], around.pins.recompute)
         around = replace(around, pins=replace(around.pins, recompute=kinds))
         unread = frozenset(i for i, name in enumerate(layer.outputs) if name not in read)
@@ -99,9 +107,16 @@ def layer_runs(graph: OpGraph, pins: Sequence[Pins], staged: bool = False) -> tu
         if runs and (runs[-1].around, runs[-1].unread) == (around, unread):
             last = runs.pop()
             first, count = last.first_layer, last.count + 1
-        runs.append(LayerRun(first, count, around, unread, graph.classes[layer.class_index], elements))
+        own = graph.classes[layer.class_index]
+        before = trained_elements(graph.classes[graph.layers[first - 1].class_index]) if first else 0
+        runs.append(LayerRun(first, count, around, unread, own, elements, () if first else inputs, before))
         seen.update(() if staged else layer.params)
     return tuple(runs)
+
+
+def trained_elements(layer: LayerClass) -> int:
+    """Elements of the parameters of a layer that are trained."""
+    return sum(prod(layer.values[n].shape_at(1)) for n in layer.params if layer.values[n].requires_grad)
 
 
 class _Holdings(TypedDict):
@@ -112,12 +127,13 @@ class _Holdings(TypedDict):
 def _holdings(graph: OpGraph) -> list[_Holdings]:
     """For each layer, what an earlier one keeps for it and what it keeps for later ones.
 
-    Who keeps a value is who makes it or reads it first of those with an op that saves it. That layer pays for it
-    whether it is recomputed or not: so the bytes of a layer don't depend on how its neighbours are run.
+    Inputs of the model are kept by whoever gives them. Else who keeps a value is who makes it or reads it first of
+    those with an op that saves it. That layer pays for it whether it is recomputed or not: so the bytes of a layer
+    don't depend on how its neighbours are run.
     """
     saved = [outputs_saved(c) for c in graph.classes]
     last_read = {name: index for index, layer in enumerate(graph.layers) for name in layer.inputs}
-    kept: set[str] = set()
+    kept = set(graph.inputs)
     found: list[_Holdings] = []
     for index, layer in enumerate(graph.layers):
         own = graph.classes[layer.class_index]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+from autopar.cost.activations import outputs_saved
 from autopar.formulate.labels import at_cut
 from autopar.formulate.runs import LayerRun
-from autopar.graph import DTYPE_BYTES, Layout, OpGraph, local_shape
+from autopar.graph import DTYPE_BYTES, Layout, OpGraph, TensorSpec, local_shape
 
 
 def block_indices(graph: OpGraph) -> list[int]:
@@ -48,14 +49,40 @@ class Units:
     def crossing_bytes(self, unit: int, layout: Layout, sizes: tuple[int, ...], batch: int) -> int:
         """Bytes a device sends where unit `unit` begins a stage: all that crosses but inputs of the model."""
         cut = self.graph.cuts[self.starts[unit]]
-        main = self.graph.values[cut.main]
+        return self._bytes(unit, (n for n in cut.values if n not in self.graph.inputs), layout, sizes, batch)
+
+    def held_bytes(
+        self, runs: tuple[LayerRun, ...], unit: int, receives: bool, layout: Layout, sizes: tuple[int, ...], batch: int
+    ) -> int:
+        """Bytes of what crosses there that the stage behind (`receives`) or in front holds besides what layers save.
+
+        A stage holds what it received and sent until the backward pass. Where the layer at the cut counts a value as
+        saved it is the same memory.
+        """
+        cut, index = self.graph.cuts[self.starts[unit]], self.starts[unit] - (not receives)
+        layer = self.graph.layers[index]
+        around = next(run.around for run in runs if run.first_layer <= index < run.first_layer + run.count)
+        own = self.graph.classes[layer.class_index]
+        paid = outputs_saved(own) - around.held
+        names = dict(zip((*own.inputs, *own.outputs), (*layer.inputs, *layer.outputs), strict=True))
+        counted = {names[local] for local in paid}
+        crossing = (n for n in cut.values if n not in self.graph.inputs and n not in counted)
+        return self._bytes(unit, crossing, layout, sizes, batch)
+
+    def _bytes(self, unit: int, names: Iterable[str], layout: Layout, sizes: tuple[int, ...], batch: int) -> int:
+        """Bytes of a device's part of values that cross the cut in front of unit `unit`."""
+        cut = self.graph.cuts[self.starts[unit]]
         total = 0
-        for name in cut.values:
-            if name not in self.graph.inputs:
-                spec = self.graph.values[name]
-                (own,) = at_cut(spec, main, (layout,), name == cut.main)
-                total += prod(local_shape(spec.shape_at(batch), own, sizes)) * DTYPE_BYTES[spec.dtype]
+        for name in names:
+            spec = self.graph.values[name]
+            (own,) = at_cut(spec, self.graph.values[cut.main], (layout,), name == cut.main)
+            total += prod(local_shape(spec.shape_at(batch), own, sizes)) * DTYPE_BYTES[spec.dtype]
         return total
+
+
+def batch_bytes(specs: Iterable[TensorSpec], batch: int, ways: int) -> int:
+    """Bytes of the inputs of `batch` samples that a device is given where samples are dealt `ways` ways."""
+    return sum(spec.bytes_at(batch) // (ways if spec.batch_dim is not None else 1) for spec in specs)
 
 
 def even_cuts(units: int, stages: int) -> tuple[int, ...]:

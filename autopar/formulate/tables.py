@@ -61,13 +61,19 @@ class Mode:
 class Setting:
     """What a scenario fixes: the mesh, samples of a global microbatch and how many of them make a step.
 
-    `staged`: whether it is one stage of several. Gradients are then whole, whatever ZeRO, until the step ends.
+    `groups`: of devices among which stages are dealt. With several gradients are whole, whatever ZeRO, until the step
+    ends.
     """
 
     mesh: tuple[MeshAxis, ...]
     batch: int
     num_microbatches: int
-    staged: bool = False
+    groups: int = 1
+
+    @property
+    def staged(self) -> bool:
+        """Whether layers are in one stage of several."""
+        return self.groups > 1
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:

@@ -5,19 +5,20 @@ import torch
 
 from autopar.cost.activations import Activations, activations, outputs_saved
 from autopar.cost.memory import LayerMemory, layer_memory
-from autopar.cost.states import held_parameters, state_bytes
+from autopar.cost.states import Uses, held_parameters, state_bytes
 from autopar.emit.peak import live_tensor_bytes, measured_peak_tensor_bytes
 from autopar.graph import BROADCAST, REPLICATE
 from autopar.plan import POLICIES, DtypePolicy, LayerStrategy
 from autopar.shard.lower import lower
 from autopar.shard.program import Program
 from autopar.shard.rules import rule_for
-from autopar.shard.storage import BUCKET_BYTES
+from autopar.shard.storage import BUCKET_BYTES, ParameterStorage
 from tests.cost.small import HIDDEN, ROWS, WIDTH, FeedForward, feed_forward
 
 BATCH = 6
 X = BATCH * ROWS * WIDTH * 4  # bytes of the layer's input; the hidden values are four times as large
 WEIGHTS = 2 * HIDDEN * WIDTH
+ALL = Uses()
 
 
 def lowered(strategy: LayerStrategy, sizes: tuple[int, ...]) -> Program:
@@ -91,10 +92,10 @@ def split(dims: dict[str, int], entry: int, stored: dict[str, int]) -> LayerStra
 
 def memory(
     program: Program, policy: DtypePolicy, optimizer: str = "adamw", zero: int = 0, data_axes: tuple[int, ...] = (),
-    foreign: frozenset[str] = frozenset(),
+    uses: Uses = ALL, staged: bool = False,
 ) -> LayerMemory:  # fmt: skip
-    parameters = held_parameters(program, data_axes, zero, foreign)
-    return layer_memory(program, BATCH, policy, optimizer, parameters, activations(program, BATCH))
+    parameters = held_parameters(program, data_axes, zero, uses)
+    return layer_memory(program, BATCH, policy, optimizer, parameters, activations(program, BATCH), staged=staged)
 
 
 def test_tensor_parallel_layer_keeps_its_share() -> None:
@@ -137,7 +138,9 @@ def test_zero_shards_states(zero: int, parameters: float, gradients: float, opti
         parameters * WEIGHTS, gradients * WEIGHTS, optimizer * WEIGHTS
     )  # fmt: skip
     shard = 1 / 4 if zero else 1.0
-    held = state_bytes(1.0, shard, zero, True, "float32", POLICIES["fp32"], "adamw")
+    storage = ParameterStorage((0,) if zero else (), (0,), zero)
+    held = state_bytes(1.0, shard, storage, True, "float32", POLICIES["fp32"], "adamw")
+    assert held.reduced == 4 * shard
     assert held.parameters * WEIGHTS == found.parameters
     assert (held.gradients + held.optimizer) * WEIGHTS == found.gradients + found.optimizer
 
@@ -154,9 +157,11 @@ def test_zero_deals_out_what_is_whole_on_the_data_axis_only() -> None:
 
 
 def test_tied_parameters_are_owned_once() -> None:
-    """A parameter another layer owns costs nothing here."""
-    found = memory(whole(), POLICIES["fp32"], "sgd", foreign=frozenset({"up", "down"}))
-    assert (found.parameters, found.gradients, found.optimizer) == (0, 0, 0)
+    """A parameter that an earlier layer owns costs its gradient here, one that a later layer reads all but that."""
+    found = memory(whole(), POLICIES["fp32"], "sgd", uses=Uses(frozenset({"up", "down"})))
+    assert (found.parameters, found.gradients, found.optimizer) == (0, 4 * WEIGHTS, 0)
+    found = memory(whole(), POLICIES["fp32"], uses=Uses(pending=frozenset({"up", "down"})))
+    assert (found.parameters, found.gradients, found.reduced) == (4 * WEIGHTS, 0, 0)
 
 
 def test_inputs_saved_by_an_earlier_layer_are_held() -> None:
@@ -183,7 +188,7 @@ def test_no_gradient_comes_back_for_what_nobody_reads() -> None:
 def test_policy_with_equal_dtypes_needs_no_copies() -> None:
     """ZeRO 0 with parameters in the compute dtype keeps each once."""
     policy = DtypePolicy("float32", "float32", "float32", "float32")
-    found = state_bytes(1.0, 1.0, 0, False, "float32", policy, "sgd")
+    found = state_bytes(1.0, 1.0, ParameterStorage((), (), 0), False, "float32", policy, "sgd")
     assert (found.parameters, found.gradients, found.optimizer) == (4, 0, 0)
 
 
@@ -209,12 +214,19 @@ def test_update_bytes_are_those_of_a_real_optimizer_step(optimizer: str, kind: t
 
 
 def test_reduced_gradients_go_through_a_bucket() -> None:
-    """ZeRO 1 flattens whole gradients, of as many layers as fill a bucket; what the optimizer needs covers ZeRO 0."""
+    """Whole gradients are flattened, of as many layers as fill a bucket, then updated where they are dealt."""
     program = data_parallel((4,))
     parameters = held_parameters(program, (0,), 1)
     for share, wanted in ((1.0, 4 * WEIGHTS), (3.0, 12 * WEIGHTS), (1e9, BUCKET_BYTES)):
         walked = activations(program, BATCH)
         found = layer_memory(program, BATCH, POLICIES["fp32"], "adamw", parameters, walked, model_share=share)
         assert (found.step, found.update) == (wanted, WEIGHTS)
-    assert memory(program, POLICIES["fp32"]).step == 0
-    assert memory(program, POLICIES["fp32"], "sgd").step == 4 * WEIGHTS
+    assert memory(program, POLICIES["fp32"]).step == 4 * WEIGHTS
+    assert memory(program, POLICIES["fp32"]).reduced == 4 * WEIGHTS
+
+
+def test_a_stage_keeps_gradients_whole() -> None:
+    """In a pipeline FSDP's gradients are whole until they are scattered once a step, from a buffer of their size."""
+    for zero in (2, 3):
+        found = memory(data_parallel((4,)), POLICIES["fp32"], zero=zero, data_axes=(0,), staged=True)
+        assert (found.gradients, found.reduced, found.step) == (4 * WEIGHTS, WEIGHTS, 4 * WEIGHTS)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.cells import refusal
-from autopar.cost.schedule import ORDERS, Shape, in_flight, simulate
+from autopar.cost.schedule import ORDERS, Holding, Shape, holdings, in_flight, simulate
 
 
 def _uniform(shape: Shape) -> tuple[float, float]:
@@ -119,3 +119,34 @@ def test_large_schedules_are_quick() -> None:
     step, _ = _uniform(shape)
     assert step == 3.0 * (512 + 63)
     assert process_time() - began < 0.1
+
+
+def test_states_in_backward_passes() -> None:
+    """GPipe holds all microbatches and no gradients, then one less and gradients; 1F1B both where there are enough."""
+    first, later = Holding(0, (4,), (False,)), Holding(0, (3,), (True,))
+    assert holdings(Shape("gpipe", 2, 1, 4), 0) == (first, later)
+    assert holdings(Shape("1f1b", 2, 1, 4), 0) == (Holding(0, (2,), (True,)),)
+    assert holdings(Shape("1f1b", 4, 1, 4), 0) == (first, later)
+
+
+@pytest.mark.parametrize(
+    "shape", [Shape("interleaved", 2, 2, 8), Shape("interleaved", 4, 3, 8), Shape("1f1b", 3, 1, 7)]
+)
+def test_some_state_covers_every_moment(shape: Shape) -> None:
+    """Replaying a device's order, what is held at each backward pass is covered by a state that is reached."""
+    for group in range(shape.groups):
+        states = holdings(shape, group)
+        done: set[tuple[int, int, bool]] = set()
+        seen = []
+        for work in ORDERS[shape.schedule](shape, group):
+            chunk = work.stage // shape.groups
+            if work.backward:
+                counts = [
+                    sum((c, k, False) in done and (c, k, True) not in done for k in range(shape.num_microbatches))
+                    for c in range(shape.chunks)
+                ]
+                grown = [any((c, k, True) in done for k in range(shape.num_microbatches)) for c in range(shape.chunks)]
+                seen.append(Holding(chunk, tuple(counts), tuple(grown)))
+            done.add((chunk, work.microbatch, work.backward))
+        assert set(states) <= set(seen)
+        assert all(any(state == now or state.covers(now) for state in states) for now in seen)

@@ -69,7 +69,7 @@ def divides(layout: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 
 
 def predicted(graph: OpGraph, record: PlanRecord) -> Bytes:
-    total = StateBytes(0, 0, 0)
+    total = StateBytes(0, 0, 0, 0)
     for placed in place_layers(graph, record.stages[0]):
         for parameter in held_parameters(placed.program, placed.data_axes, placed.strategy.zero):
             if parameter.storage.zero == 2:  # FSDP's gathered copy comes and goes within a step

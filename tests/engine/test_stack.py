@@ -14,12 +14,13 @@ from autopar.engine.errors import ProblemError
 from autopar.engine.exhaustive import best_stack
 from autopar.engine.stack import StackOptions, solve_stack
 from autopar.engine.stack_ilp import StackProgram
-from autopar.engine.stack_problem import Choices, Floats, Run, StackProblem, StackSolution, Status
+from autopar.engine.stack_problem import Backward, Choices, Floats, Run, StackProblem, StackSolution, Status
 
 
 def random_choices(rng: np.random.Generator, count: int, states: int, ties: int) -> Choices:
     """Choices with small whole numbers of bytes, so that equal figures and tight fits are frequent."""
     static, grad, saved, transient, step, update = rng.integers(0, 12, (6, count)) * rng.integers(0, 2, (6, 1))
+    reduced = grad - rng.integers(0, grad + 1)
     values = np.where(rng.random((count, ties)) < 0.5, rng.integers(0, 2, (count, ties)), -1)
     return Choices(
         rng.integers(0, states, count),
@@ -33,25 +34,36 @@ def random_choices(rng: np.random.Generator, count: int, states: int, ties: int)
         step,
         values,
         update,
+        reduced,
     )
 
 
 @st.composite
 def stack_problems(draw: st.DrawFn) -> StackProblem:
-    """Two or three runs of one to four layers, two to five choices, 1 to 3 microbatches in flight; a limit in half."""
+    """Two or three runs of one to four layers, two to five choices, in one or two chunks; a limit in half."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     states, ties, length = int(rng.integers(1, 4)), int(rng.integers(0, 3)), int(rng.integers(2, 4))
+    chunks = sorted(rng.integers(0, 2, length).tolist())
     runs = tuple(
         Run(
-            int(rng.integers(1, 7 - length)),
-            random_choices(rng, int(rng.integers(2, 8 - length)), states, ties),
-            int(rng.integers(1, 4)),
+            int(rng.integers(1, 7 - length)), random_choices(rng, int(rng.integers(2, 8 - length)), states, ties), chunk
         )
-        for _ in range(length)
+        for chunk in chunks
+    )
+    backwards = tuple(
+        Backward(
+            int(rng.integers(0, 2)),
+            tuple(rng.integers(1, 4, 2).tolist()),
+            tuple(rng.integers(0, 2, 2).astype(bool).tolist()),
+            int(rng.integers(0, 9)),
+        )
+        for _ in range(int(rng.integers(1, 4)))
     )
     ends = [tuple(sorted(rng.permutation(states)[: rng.integers(1, states + 1)].tolist())) for _ in range(2)]
     limit = draw(st.none() | st.integers(5, 160))
-    return StackProblem(runs, ends[0], ends[1], int(rng.integers(1, 4)), 0.25, 3, limit)
+    if chunks[-1] == 0 and rng.random() < 0.5:
+        backwards = ()
+    return StackProblem(runs, ends[0], ends[1], int(rng.integers(1, 4)), 0.25, 3, limit, backwards)
 
 
 def flat(solution: StackSolution) -> list[list[int]]:

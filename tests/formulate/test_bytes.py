@@ -73,7 +73,9 @@ def test_tables_never_count_more_than_is_held(model: str, sizes: tuple[int, ...]
     graph, setting = graph_of(model), Setting(mesh_of(sizes), 32, microbatches)
     pricer = RooflinePricer(cluster_of("4xa100-80gb" if len(sizes) > 1 else "2xa100-80gb"))
     shares = []
-    for run in layer_runs(graph, [Pins()] * len(graph.layers)):
+    for found in layer_runs(graph, [Pins()] * len(graph.layers)):
+        # tables charge gradients of tied parameters where these are first read
+        run = replace(found, around=replace(found.around, graded=found.around.owned))
         laid = priced_by_bytes(lay_out(run, setting, pricer), RelayoutPrices(pricer, setting.mesh))
         for _ in range(3):
             solved = eliminate(replace(laid.graph, unary=noise(laid.graph, rng)))

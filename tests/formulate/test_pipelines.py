@@ -8,7 +8,7 @@ from itertools import combinations, pairwise, product
 import numpy as np
 import pytest
 
-from autopar.cost.schedule import Shape, in_flight, simulate
+from autopar.cost.schedule import Holding, Shape, holdings, simulate
 from autopar.engine.partition import least_step_s
 from autopar.errors import ConfigError, InfeasibleError
 from autopar.formulate.book import Chunk, Seam, StageBook
@@ -132,12 +132,13 @@ def test_stages_against_brute_force(share: float | None) -> None:
 
 def _brute_force(book: StageBook, shape: Shape, limit: int) -> float:
     """The fastest simulated step over all partitions, each run of layers of a stage under one strategy."""
-    best, counts = np.inf, in_flight(shape)
+    best, held = np.inf, [holdings(shape, g) for g in range(shape.groups)]
     for seam in book.seams:
         for middle in range(1, len(book.units)):
             cuts = (0, middle, len(book.units))
             stages = [
-                _ways(book, Chunk(a, b, q), seam, limit) for (a, b), q in zip(pairwise(cuts), counts, strict=True)
+                _ways(book, Chunk(a, b), held_here, seam, limit)
+                for (a, b), held_here in zip(pairwise(cuts), held, strict=True)
             ]
             sent = _sent_s(book, middle, seam)
             for one, other in product(*stages):
@@ -151,7 +152,9 @@ def _sent_s(book: StageBook, unit: int, seam: Seam) -> float:
     return float(book.chains.pricer.collectives([key]).seconds[0])
 
 
-def _ways(book: StageBook, chunk: Chunk, seam: Seam, limit: int) -> set[tuple[float, float, float]]:
+def _ways(
+    book: StageBook, chunk: Chunk, held: Sequence[Holding], seam: Seam, limit: int
+) -> set[tuple[float, float, float]]:
     """(forward, backward, step) of every legal choice of one column for each run, by the memory's definition."""
     slices = list(book.units.slices(book.chains.runs, chunk.first, chunk.end))
     found = set()
@@ -161,7 +164,7 @@ def _ways(book: StageBook, chunk: Chunk, seam: Seam, limit: int) -> set[tuple[fl
         loops = all(n == 1 or e == x for (_, n), (e, x) in zip(slices, states, strict=True))
         first = chunk.first == 0 or states[0][0] == seam.layout
         last = chunk.end == len(book.units) or states[-1][1] == seam.layout
-        if joined and loops and first and last and _peak(book, chunk, columns, slices, seam) <= limit:
+        if joined and loops and first and last and _peak(book, chunk, held, columns, slices, seam) <= limit:
             figures = [(c.figures, n) for c, (_, n) in zip(columns, slices, strict=True)]
             found.add(
                 (
@@ -174,18 +177,30 @@ def _ways(book: StageBook, chunk: Chunk, seam: Seam, limit: int) -> set[tuple[fl
 
 
 def _peak(
-    book: StageBook, chunk: Chunk, columns: Sequence[Column], slices: Sequence[tuple[int, int]], seam: Seam
+    book: StageBook,
+    chunk: Chunk,
+    held: Sequence[Holding],
+    columns: Sequence[Column],
+    slices: Sequence[tuple[int, int]],
+    seam: Seam,
 ) -> int:
     """docs/design.md, "Memory", for a stage with several microbatches in flight."""
     memory = [(c.figures.memory, n) for c, (_, n) in zip(columns, slices, strict=True)]
-    seam_bytes = chunk.in_flight * sum(
-        book.seam_bytes(u, seam) for u in (chunk.first, chunk.end) if 0 < u < len(book.units)
-    )
-    always = sum((m.parameters + m.optimizer + m.gradients) * n for m, n in memory) + seam_bytes
-    moments = [always + max(m.step for m, _ in memory)]
-    for r in range(len(memory)):
-        saved = sum(m.saved * n * (chunk.in_flight - (k > r)) for k, (m, n) in enumerate(memory))
-        moments.append(always + saved + memory[r][0].transient)
+    always = sum((m.parameters + m.optimizer + m.inputs) * n for m, n in memory) + book.inputs_bytes((chunk,), seam)
+    gradients = sum(m.gradients * n for m, n in memory)
+    moments = [always + gradients + max(m.step for m, _ in memory)]
+    moments.append(always + sum((m.reduced + m.update) * n for m, n in memory))
+    for holding in held:
+        (backward,) = book.backwards((chunk,), [holding], seam)
+        ((saved,), (grown,)) = holding.saved, holding.grown
+        for r, (own, count) in enumerate(memory):
+            total = always + backward.held_bytes + own.transient
+            for k, (m, n) in enumerate(memory):
+                total += (saved - (k > r)) * m.saved * n + (m.gradients * n if grown or k > r else 0)
+            if not grown:
+                # of each layer the larger of the two, of one both
+                total += (max(own.saved, own.gradients) - own.saved) * count + min(own.saved, own.gradients)
+            moments.append(total)
     return max(moments)
 
 
