@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -13,11 +14,14 @@ from pydantic import Field, field_validator
 
 from autopar.architecture import ARCHITECTURES
 from autopar.errors import ConfigError
+from autopar.files import write_atomically
 from autopar.settings import Settings, check_settings, near, read_settings, user_folder
 
 GIB = 1 << 30
 WHAT_IF = ("network", "memory", "compute")
 """What `what_if` can scale: the link between nodes, the usable bytes, the peak rates."""
+SIZED = re.compile(r"(?:(\d+)x)?(\d+)x(\D.*)")
+"""How a cluster is named by its size: [NODESx]DEVICESxDEVICE."""
 DTYPES = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float4_e2m1fn_x2")
 """Dtypes a device file may give rates for, by the names torch has for them."""
 
@@ -181,7 +185,7 @@ def load_cluster(text: str) -> Cluster:
 
     Raises ConfigError with every mistake, or with the names most like an unknown one.
     """
-    sized = re.fullmatch(r"(?:(\d+)x)?(\d+)x(\D.*)", text)
+    sized = SIZED.fullmatch(text)
     if sized:
         return _sized(text, int(sized[1] or 1), int(sized[2]), sized[3])
     if text.endswith(".toml") or "/" in text:
@@ -215,8 +219,12 @@ def same_device(first: str, second: str) -> bool:
 
 
 def all_devices() -> list[DeviceFile]:
-    """Every device: the shipped ones, then those that the user has added (an added one wins over a shipped one)."""
-    return [*_device_files(profiles_folder() / "devices"), *_device_files(user_folder() / "devices")]
+    """Every device: the shipped ones, then those that the user has added (an added one wins over a shipped one).
+
+    An added file that can't be used is left out, which standard error is told once.
+    """
+    added = [_added_device(path) for path in sorted((user_folder() / "devices").glob("*.toml"))]
+    return [*_shipped_devices(), *(device for device in added if device is not None)]
 
 
 @cache
@@ -230,8 +238,8 @@ def add_device(device: DeviceFile) -> Path:
     folder = user_folder() / "devices"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{_plain(device.name)}.toml"
-    path.write_text(_toml(device.model_dump(exclude_none=True)), encoding="utf-8")
-    _read_device.cache_clear()
+    write_atomically(path, _toml(device.model_dump(exclude_none=True)))
+    _added_device.cache_clear()
     return path
 
 
@@ -248,6 +256,7 @@ def device_from_figures(
     units: int = 0,
 ) -> DeviceFile:
     """A device file from the few figures people know, the rest generic; raises ConfigError with every mistake."""
+    _require_usable_name(name)
     said, generic = "given to `autopar devices add`", "generic"
     data = {
         "name": name,
@@ -300,13 +309,28 @@ def _sized(text: str, nodes: int, devices_per_node: int, device: str) -> Cluster
     return check_settings(data, ClusterFile, f"cluster {text!r}").cluster()
 
 
-def _device_files(folder: Path) -> list[DeviceFile]:
-    return [_read_device(path) for path in sorted(folder.glob("*.toml"))]
+@cache
+def _shipped_devices() -> tuple[DeviceFile, ...]:
+    return tuple(read_settings(path, DeviceFile) for path in sorted((profiles_folder() / "devices").glob("*.toml")))
 
 
 @cache
-def _read_device(path: Path) -> DeviceFile:
-    return read_settings(path, DeviceFile)
+def _added_device(path: Path) -> DeviceFile | None:
+    try:
+        return read_settings(path, DeviceFile)
+    except ConfigError as error:
+        print("\n".join(f"warning: {m} The file is left out." for m in error.mistakes), file=sys.stderr)
+        return None
+
+
+def _require_usable_name(name: str) -> None:
+    """Raise ConfigError unless clusters can be named after the device."""
+    sized = SIZED.fullmatch(f"8x{name}")
+    if not _plain(name) or sized is None or sized[3] != name:
+        raise ConfigError(
+            f"device {name!r}: `--cluster 8x{name}` would not be read as 8 of it; give a name that begins with a "
+            "letter, such as rtx4090"
+        )
 
 
 def profiles_folder() -> Path:

@@ -135,8 +135,9 @@ def read_jobs(paths: Sequence[Path]) -> list[Job]:
 def _read_job(path: Path) -> Job:
     settings = read_settings(path, JobFile)
     files = [str(path.parent / file) for file in _many(settings.cluster.file)]
-    for file in files:
-        load_cluster(file)
+    mistakes = [f"{path}: cluster.file: {mistake}" for file in files for mistake in _mistakes(load_cluster, file)]
+    if mistakes:
+        raise ConfigError(*mistakes)
     training = settings.training
     swept = product(
         _many(settings.model.spec),
@@ -158,7 +159,15 @@ def _many(value: Any) -> list[Any]:
 
 def _as_value_error(check: Callable[[Any], object], value: object) -> None:
     """Run a check of ours inside a validator, which reports ValueErrors."""
+    mistakes = _mistakes(check, value)
+    if mistakes:
+        raise ValueError("; ".join(mistakes))
+
+
+def _mistakes(check: Callable[[Any], object], value: object) -> tuple[str, ...]:
+    """What the ConfigError of a check says, if it raises one."""
     try:
         check(value)
     except ConfigError as error:
-        raise ValueError("; ".join(error.mistakes)) from None
+        return error.mistakes
+    return ()

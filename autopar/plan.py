@@ -1,18 +1,17 @@
 """The frozen record of a plan: what was asked, what was chosen, what is predicted. Torch-free, versioned JSON.
 
-`autopar.Plan` (in `api.py`) adds explain, report, timeline and emit_source to `PlanRecord`.
+`autopar.Plan` (in `api.py`) adds explain, timeline and check to `PlanRecord`.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from autopar.errors import PlanError
+from autopar.files import write_atomically
 from autopar.graph import Layout
 
 PLAN_FORMAT = 1
@@ -95,6 +94,19 @@ class StagePlan:
     mesh: tuple[MeshAxis, ...]
     strategies: tuple[LayerStrategy, ...]
     assignment: tuple[int, ...]
+
+    def mistakes(self) -> list[str]:
+        """Strategies that are assigned but aren't there, and placements that aren't one for each axis of the mesh."""
+        count, axes = len(self.strategies), len(self.mesh)
+        found = [f"assignment: {i} is none of the {count} strategies" for i in self.assignment if not 0 <= i < count]
+        for number, strategy in enumerate(self.strategies):
+            placed = {"entry": strategy.entry, "exit": strategy.exit, **strategy.ops, **strategy.relays}
+            found += [
+                f"strategies.{number}: {name} is placed on {len(placements)} axes, the mesh has {axes}"
+                for name, placements in placed.items()
+                if len(placements) != axes
+            ]
+        return found
 
 
 @dataclass(frozen=True)
@@ -252,15 +264,20 @@ class PlanRecord:
         from pydantic import TypeAdapter, ValidationError
 
         found = data.get("plan_format") if isinstance(data, dict) else None
-        if not isinstance(found, int) or found > PLAN_FORMAT:
+        if not isinstance(found, int) or not 1 <= found <= PLAN_FORMAT:
             raise PlanError(
                 f"{origin}: plan_format is {found!r}; this autopar reads 1 to {PLAN_FORMAT}. Make the plan anew."
             )
         try:
-            return TypeAdapter(cls).validate_python(data)
+            record = TypeAdapter(cls).validate_python(data)
         except ValidationError as error:
             where = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:8])
             raise PlanError(f"{origin}: not a complete plan: {where}. Make the plan anew.") from None
+        for plan in (record, *record.alternatives):
+            mistakes = [f"stages.{i}.{m}" for i, stage in enumerate(plan.stages) for m in stage.mistakes()]
+            if mistakes:
+                raise PlanError(f"{origin}: not a plan: {'; '.join(mistakes[:8])}. Make the plan anew.")
+        return record
 
     def save(self, path: str | Path) -> None:
         """Write the plan to `path` atomically."""
@@ -276,15 +293,3 @@ class PlanRecord:
                 f"{path}: can't be read as a plan ({error}). Give a file written by `autopar plan -o`."
             ) from None
         return cls.from_json(data, str(path))
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` to `path` so that a reader sees the old file or the whole new one."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w") as out:
-            out.write(text)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -114,6 +114,27 @@ def test_errors_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert "'nothing' is not known" in error["message"]
 
 
+def test_one_rank_prints_the_error(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under torchrun a failure that all ranks have is one JSON document; all exit with its code."""
+    documents = []
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        code, out, _ = run(capsys, "explain", "absent.json", "--json")
+        assert code == 2
+        documents += out.splitlines()
+    assert len(documents) == 1
+
+
+def test_reports_of_plans_are_refused_first(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """`plan --report` is refused before the model is looked at, and writes no other file either."""
+    file = tmp_path / "plan.json"
+    where = ("--cluster", "8xa100", "--global-batch", "8")
+    code, _, err = run(capsys, "plan", "no-such-model", *where, "--report", str(tmp_path / "r.html"), "-o", str(file))
+    assert code == 1
+    assert "no plan --report yet" in err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     """--debug adds the traceback, wherever it stands."""
     _, _, err = run(capsys, "explain", "absent.json", "--debug")

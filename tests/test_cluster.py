@@ -16,6 +16,7 @@ from autopar.cluster import (
     DeviceFile,
     add_device,
     all_devices,
+    device_from_figures,
     find_device,
     load_cluster,
     shipped_clusters,
@@ -162,6 +163,23 @@ def test_added_device_is_found(own_folder: Path) -> None:
     assert find_device("my-chip") == mine
     add_device(template.model_copy(update={"power_w": 123.0}))
     assert find_device("A100").power_w == 123.0
+
+
+@pytest.mark.parametrize("name", ["4090x", "4090", "---", "a\nb"])
+def test_names_that_no_cluster_can_have_are_refused(name: str) -> None:
+    """A device is only added under a name that `8xNAME` is read back as."""
+    with pytest.raises(ConfigError, match="would not be read as 8 of it; give a name that begins with a letter"):
+        device_from_figures(name, tflops=1, fp32_tflops=1, bandwidth_gbs=1, memory_gib=1, link_gbs=1, network_gbs=1)
+
+
+def test_broken_added_file_is_left_out(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One broken file of the user's is named on standard error, once, and everything else is found as before."""
+    (own_folder / "devices").mkdir(parents=True)
+    (own_folder / "devices" / "broken.toml").write_text("name = = 3")
+    assert [load_cluster(name).devices for name in ("8xa100-80gb", "selene")] == [8, 3072]
+    err = capsys.readouterr().err
+    assert err.startswith("warning: ")
+    assert err.count("broken.toml") == 1
 
 
 @given(st.dictionaries(st.sampled_from([*ClusterFile.model_fields, "x"]), st.integers() | st.text() | st.floats()))

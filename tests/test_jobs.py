@@ -67,6 +67,18 @@ def test_every_mistake_of_every_file(tmp_path: Path) -> None:
         assert words in text
 
 
+def test_every_missing_cluster_file(tmp_path: Path) -> None:
+    """Each cluster file that is absent is named with the job file that asks for it."""
+    path = tmp_path / "job.toml"
+    names = 'name = ["8xa100-80gb", "16x8xa100-80gb", "selene"]'
+    path.write_text(GOOD.replace(names, 'file = ["one.toml", "two.toml"]'))
+    with pytest.raises(ConfigError) as caught:
+        read_jobs([path])
+    first, second = caught.value.mistakes
+    assert first.startswith(f"{path}: cluster.file: {tmp_path / 'one.toml'}: can't be read")
+    assert second.startswith(f"{path}: cluster.file: {tmp_path / 'two.toml'}: can't be read")
+
+
 def test_name_or_file(tmp_path: Path) -> None:
     """A job needs exactly one of a cluster's name and file."""
     path = tmp_path / "job.toml"

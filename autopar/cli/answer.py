@@ -79,13 +79,11 @@ def check_targets(*paths: Path | None) -> None:
         raise ConfigError(*(f"{path}: can't be written; give a file in a folder that exists" for path in bad))
 
 
-def write(found: Any, output: Path | None, report: Path | None, timeline: Path | None) -> None:
+def write(found: Any, output: Path | None, timeline: Path | None) -> None:
     """Write a plan to the files that were asked for, once a job."""
     if not speaks():
         return
     if output:
         found.save(output)
-    if report:
-        found.report(report)
     if timeline:
         found.timeline(timeline)

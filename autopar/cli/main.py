@@ -50,7 +50,7 @@ def _root(
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Run the command line and exit with the contract's code; `--debug` and `--version` may stand anywhere."""
+    """Run the command line and exit with the contract's code; `--debug` may stand anywhere, `--version` alone."""
     given = sys.argv[1:] if arguments is None else arguments
     sys.exit(_run([a for a in given if a != "--debug"], "--debug" in given))
 
@@ -96,9 +96,9 @@ def _message(error: Exception) -> str:
 
 
 def _fail(kind: str, message: str, code: int, as_json: bool) -> int:
-    if as_json:
-        print(json.dumps({"error": {"kind": kind, "message": message, "exit_code": code}}))
-    else:
+    if as_json and speaks():
+        _print_out(json.dumps({"error": {"kind": kind, "message": message, "exit_code": code}}))
+    elif not as_json:
         for line in message.splitlines():
             wrapped = textwrap.fill(
                 f"error: {line}", WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False

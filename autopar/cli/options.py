@@ -21,9 +21,7 @@ ClusterName: TypeAlias = Annotated[
 ]
 GlobalBatch: TypeAlias = Annotated[int, typer.Option("--global-batch", min=1, help="Sequences (samples) a step.")]
 SeqLen: TypeAlias = Annotated[int | None, typer.Option("--seq-len", min=1, help="Tokens a sequence.")]
-DtypeName: TypeAlias = Annotated[
-    str, typer.Option("--dtype", help="bf16, fp16, fp32, fp64; fp8 and less predict only.")
-]
+DtypeName: TypeAlias = Annotated[str, typer.Option("--dtype", help="bf16, fp16, fp32 or fp64.")]
 OptimizerName: TypeAlias = Annotated[str, typer.Option("--optimizer", help="adamw, adam, sgd, adafactor, adamw8bit.")]
 MemoryLimit: TypeAlias = Annotated[
     str | None, typer.Option("--memory-limit", help="Most tensor bytes a device may hold, such as 70GiB.")

@@ -61,7 +61,9 @@ def plan(
     as_json: Json = False,
 ) -> Answer:
     """Find the best plan for a model on a cluster."""
-    check_targets(output, report, timeline)
+    if report is not None:
+        unavailable("plan --report", "leave it out; `autopar explain` says a plan in words")
+    check_targets(output, timeline)
     where, pinned = cluster_of(cluster, what_if), config_of(config) if config else None
     with work():
         from autopar import api
@@ -82,7 +84,7 @@ def plan(
             seed=seed,
             time_limit_s=time_limit,
         )
-        write(found, output, report, timeline)
+        write(found, output, timeline)
         return Answer(found.explain(), found.to_json(), as_json)
 
 
@@ -120,7 +122,7 @@ def estimate(
             memory_limit=memory_limit,
             profile=profile,
         )
-        write(found, None, None, timeline)
+        write(found, None, timeline)
         return Answer(found.explain(), found.to_json(), as_json)
 
 

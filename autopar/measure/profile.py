@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from autopar.errors import ProfileError
+from autopar.files import write_atomically
 from autopar.measure.keys import Key, decode_key, encode_key
-from autopar.plan import write_atomically
 
 FILE_FORMAT = 1
 """Number of the file format of profiles."""

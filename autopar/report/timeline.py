@@ -14,7 +14,8 @@ from typing import Any
 
 from autopar.cost.schedule import Shape, simulate
 from autopar.errors import PlanError
-from autopar.plan import LayerCost, PlanRecord, write_atomically
+from autopar.files import write_atomically
+from autopar.plan import LayerCost, PlanRecord
 from autopar.report.strategy import name_span
 
 LANES = ("compute", "communication")
