@@ -38,6 +38,8 @@ class MeasuredPricer:
         self._environment = profile.environment
         require_backend(profile.environment, fallback.cluster)
         self._elsewhere = not same_device(profile.environment.device, fallback.cluster.device.name)
+        self._exact: Source = "extrapolated" if self._elsewhere else "measured"
+        self._between: Source = "extrapolated" if self._elsewhere else "fitted"
         self._timed_ops: dict[OpKey, Timing] = {}
         self._timed_collectives: dict[CollectiveKey, Timing] = {}
         self._op_prices: dict[OpKey, tuple[float, float, Source]] = {}
@@ -82,7 +84,7 @@ class MeasuredPricer:
         if new:
             self._price_ops(new)
         prices = [self._op_prices[key] for key in keys]
-        return OpTimes(_column(prices, 0), _column(prices, 1), [self._source(price[2]) for price in prices])
+        return OpTimes(_column(prices, 0), _column(prices, 1), [price[2] for price in prices])
 
     def collectives(self, keys: Sequence[CollectiveKey]) -> CollectiveTimes:
         """Seconds of each collective; first times a ladder of sizes of each kind of group, if there is a session."""
@@ -90,10 +92,7 @@ class MeasuredPricer:
         if new:
             self._price_collectives(new)
         prices = [self._collective_prices[key] for key in keys]
-        return CollectiveTimes(_column(prices, 0), [self._source(price[1]) for price in prices])
-
-    def _source(self, source: Source) -> Source:
-        return "extrapolated" if self._elsewhere and source in ("measured", "fitted") else source
+        return CollectiveTimes(_column(prices, 0), [price[1] for price in prices])
 
     def _price_ops(self, keys: list[OpKey]) -> None:
         predicted = self._fallback.ops(keys)
@@ -103,12 +102,12 @@ class MeasuredPricer:
                 self._keep(timings.items())
         forward_points, backward_points = self._op_points({kind_of(key) for key in keys})
         kinds = grouped(keys, kind_of)
-        forward, sources = _along_curves(predicted.forward_s, kinds, forward_points, predicted.sources)
-        backward, _ = _along_curves(predicted.backward_s, kinds, backward_points, predicted.sources)
+        forward, sources = _along_curves(predicted.forward_s, kinds, forward_points, predicted.sources, self._between)
+        backward, _ = _along_curves(predicted.backward_s, kinds, backward_points, predicted.sources, self._between)
         for key, *price in zip(keys, forward.tolist(), backward.tolist(), sources, strict=True):
             timing = self._timed_ops.get(key)
             if timing is not None and not timing.failed:
-                price = [timing.forward_s, timing.backward_s, "measured"]
+                price = [timing.forward_s, timing.backward_s, self._exact]
             elif not any(o.requires_grad for o in tensor_arguments(key)):
                 price[1] = 0.0
             self._op_prices[key] = (price[0], price[1], price[2])
@@ -136,13 +135,13 @@ class MeasuredPricer:
             if not timing.failed:
                 points.setdefault(group_of(key), []).append((float(key.bytes), timing.forward_s))
         sizes = np.array([float(key.bytes) for key in keys])
-        fitted, sources = _along_curves(sizes, grouped(keys, group_of), points, predicted.sources)
+        fitted, sources = _along_curves(sizes, grouped(keys, group_of), points, predicted.sources, self._between)
         for i, key in enumerate(keys):
             on_curve = group_of(key) in points and key.bytes > 0
             seconds = float(fitted[i] if on_curve else predicted.seconds[i])
             exact = self._timed_collectives.get(key)
             measured = exact is not None and not exact.failed
-            self._collective_prices[key] = (seconds, "measured" if measured else sources[i])
+            self._collective_prices[key] = (seconds, self._exact if measured else sources[i])
 
     def _keep(self, timings: Iterable[tuple[Key, Timing]]) -> None:
         timings = list(timings)
@@ -172,9 +171,12 @@ def _column(rows: Sequence[Sequence[object]], index: int) -> Seconds:
 
 
 def _along_curves(
-    x: Seconds, kinds: Mapping[Kind, list[int]], points: Points, sources: Sequence[Source]
+    x: Seconds, kinds: Mapping[Kind, list[int]], points: Points, sources: Sequence[Source], between: Source
 ) -> tuple[Seconds, list[Source]]:
-    """Seconds at `x` (shape (keys,)) on the curve of each kind that has points, else `x` itself with its source."""
+    """Seconds at `x` (shape (keys,)) on the curve of each kind that has points, else `x` itself with its source.
+
+    `between` is the source of what lies between timed points.
+    """
     seconds, found = np.array(x), list(sources)
     for kind, members in kinds.items():
         if kind not in points:
@@ -182,5 +184,5 @@ def _along_curves(
         curve = Curve.through([p for p, _ in points[kind]], [s for _, s in points[kind]])
         seconds[members], inside = curve.at(x[members])
         for i, is_inside in zip(members, inside.tolist(), strict=True):
-            found[i] = "fitted" if is_inside else "extrapolated"
+            found[i] = between if is_inside else "extrapolated"
     return seconds, found

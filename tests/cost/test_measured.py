@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from autopar.cluster import load_cluster
 from autopar.cost.measured import MeasuredPricer
 from autopar.cost.roofline import RooflinePricer
 from autopar.cost.sampling import HEAVY_LIMIT, POINTS, collectives_to_time, ops_to_time
@@ -158,6 +159,14 @@ def test_timings_of_another_device_are_said_to_be() -> None:
     (note,) = other.assumptions
     assert "'square'" in note
     assert "'round'" in note
+
+
+def test_what_was_not_timed_keeps_its_source() -> None:
+    """A profile of another device says nothing of the prices that the cluster's own constants give."""
+    a100 = RooflinePricer(load_cluster("2xa100-80gb"))
+    key = OpKey("aten.mm.default", (Operand((4096, 4096), "bfloat16", True),) * 2)
+    assert a100.ops([key]).sources == ["fitted"]
+    assert MeasuredPricer(Profile(HERE, {}), a100).ops([key]).sources == ["fitted"]
 
 
 def test_broadcast_sums_have_a_curve_of_their_own() -> None:
