@@ -19,7 +19,7 @@ CELLS: dict[str, tuple[int, tuple[str, ...], tuple[int, ...], str, int]] = {
     "pp 2 x tp 2": (2, ("tp=2", "tp=2"), (3, 3), "1f1b", 2),
     "pp 2 x zero-3 2": (2, ("dp=2,zero=3", "dp=2,zero=3"), (3, 3), "1f1b", 4),
     "pp 2, dp 2 then tp 2": (2, ("dp=2", "tp=2"), (3, 3), "gpipe", 4),
-    "pp 2 x dp 4, another mesh": (4, ("dp=4", "dp=4,layers=4:tp=2"), (4, 2), "1f1b", 2),
+    "pp 2 x dp 4, another mesh": (4, ("dp=4", "dp=4,layers=0:tp=2"), (4, 2), "1f1b", 2),  # block 0 is of the other
     "interleaved 2 x 2": (1, ("dp=1", "dp=1"), (2, 1, 1, 2), "interleaved", 4),
 }
 """Ranks of a group, configuration of each group, layers of each stage (the last has all that are left), schedule,
