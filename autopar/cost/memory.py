@@ -58,13 +58,14 @@ def layer_memory(
     """
     states = [parameter_bytes(p, policy, optimizer, staged) for p in parameters]
     gathers = _gathers(parameters, policy, staged, next_share)
+    saved = walked.saved + round(sum(s.gathered for s in states))
     buffers = sum(_buffer_bytes(program, name, batch) for name in program.buffers)
     return LayerMemory(
         parameters=buffers + round(sum(s.parameters for s in states)),
         gradients=round(sum(s.gradients for s in states)),
         optimizer=round(sum(s.optimizer for s in states)),
-        saved=walked.saved,
-        transient=max(walked.transient + gathers.running, gathers.entering, gathers.before - walked.saved),
+        saved=saved,
+        transient=max(walked.transient + gathers.running, gathers.entering, gathers.before - saved),
         step=max(_bucket_bytes(parameters, policy, model_share), gathers.scattered if staged else 0),
         update=_update_bytes(parameters, policy, optimizer),
         reduced=round(sum(s.reduced for s in states)),
@@ -92,8 +93,8 @@ def _gathers(parameters: Sequence[HeldParameter], policy: DtypePolicy, staged: b
 
     In ZeRO 3 the copies live while the layer runs, and the buffer of the layer that is next in the backward pass is
     gathered as this one enters its own (gloo makes a copy of what it gathers, for that long); in ZeRO 2 they count as
-    parameters. Gradients are copied into the buffer they are scattered from: after the layer's backward pass, or under
-    a pipeline at the step's end.
+    saved, or in a pipeline as parameters. Gradients are copied into the buffer they are scattered from: after the
+    layer's backward pass, or in a pipeline at the step's end.
     """
     mine = [p for p in parameters if p.storage.keeper is Keeper.FSDP and not p.shared]
     gathered = sum(prod(p.shape) * DTYPE_BYTES[policy.compute] for p in mine)
@@ -103,7 +104,7 @@ def _gathers(parameters: Sequence[HeldParameter], policy: DtypePolicy, staged: b
     copies = gathered if again else 0
     following = round(copies * next_share)
     running = copies + (following if staged else max(following, whole + scattered))
-    return _Gathers(2 * gathered + copies, copies + 2 * following, running, scattered)
+    return _Gathers((2 if staged and not again else 3) * gathered, copies + 2 * following, running, scattered)
 
 
 UPDATE_COPIES: Mapping[str, int] = {"sgd": 0, "adamw8bit": 0}

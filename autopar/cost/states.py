@@ -37,12 +37,13 @@ class HeldParameter:
 @dataclass(frozen=True)
 class StateBytes:
     """Bytes held: of parameters with their copies, of gradients until and (`reduced`) from their reduction on, of
-    optimizer states."""
+    optimizer states; `gathered`: of copies that are there from a layer's forward pass to its backward pass."""
 
     parameters: float
     gradients: float
     reduced: float
     optimizer: float
+    gathered: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -81,13 +82,15 @@ def parameter_bytes(parameter: HeldParameter, policy: DtypePolicy, optimizer: st
         copy = whole * DTYPE_BYTES[parameter.dtype]
         found = replace(
             found,
-            parameters=found.parameters + (copy if parameter.storage.zero == 3 else 0),
+            parameters=found.parameters + copy,
+            gathered=0.0,
             gradients=found.gradients + (copy if parameter.trained and not staged else 0),
         )
     owned, graded = float(parameter.owned), float(parameter.graded)
     return StateBytes(
-        found.parameters * owned, found.gradients * graded, found.reduced * graded, found.optimizer * owned
-    )
+        found.parameters * owned, found.gradients * graded, found.reduced * graded, found.optimizer * owned,
+        found.gathered * owned,
+    )  # fmt: skip
 
 
 def state_bytes(
@@ -103,18 +106,20 @@ def state_bytes(
     """Bytes of `whole` elements that layers compute with in `dtype`, of which this rank stores `stored`.
 
     Beside what is stored there are copies to compute with all the time where it is gathered or cast once a step (ZeRO
-    0 and 1) or kept gathered (2). Gradients are whole until they are reduced: once a step, or (2, 3, unless the layer
-    is one of a pipeline's stage) at once. From then on they are as large as what is stored, where they are scattered.
+    0 and 1), or gathered and kept (2) from the forward to the backward pass; in a pipeline these overlap, so that they
+    count as held all the time. Gradients are whole until they are reduced: once a step, or (2, 3, unless the layer is
+    one of a pipeline's stage) at once. From then on they are as large as what is stored, where they are scattered.
     """
     zero = storage.zero
-    copies = zero in (1, 2) or (zero == 0 and dtype != policy.parameters)
+    copies = zero == 1 or (zero == 2 and staged) or (zero == 0 and dtype != policy.parameters)
     parameters = stored * DTYPE_BYTES[policy.parameters] + (whole * DTYPE_BYTES[dtype] if copies else 0)
+    gathered = whole * DTYPE_BYTES[dtype] if zero == 2 and not staged else 0.0
     if not trained:
-        return StateBytes(parameters, 0, 0, 0)
+        return StateBytes(parameters, 0, 0, 0, gathered)
     width = DTYPE_BYTES[policy.gradients]
     gradients = (whole if zero < 2 or staged else stored) * width
     reduced = (stored if storage.scatters else whole) * width
-    return StateBytes(parameters, gradients, reduced, stored * _optimizer_bytes(optimizer, policy))
+    return StateBytes(parameters, gradients, reduced, stored * _optimizer_bytes(optimizer, policy), gathered)
 
 
 def _optimizer_bytes(optimizer: str, policy: DtypePolicy) -> int:

@@ -74,7 +74,12 @@ class ParameterRates:
     def _compute(self, storage: ParameterStorage, trained: bool, dtype: str) -> Rate:
         ways = storage.ways(tuple(axis.size for axis in self._mesh))
         states = state_bytes(1.0, 1.0 / ways, storage, trained, dtype, self._policy, self._optimizer, self._staged)
-        held = states.parameters + states.optimizer + (states.gradients if self._microbatches > 1 else 0.0)
+        held = (
+            states.parameters
+            + states.gathered
+            + states.optimizer
+            + (states.gradients if self._microbatches > 1 else 0.0)
+        )
         micro, step = [], []
         for elements in (self._elements, 2 * self._elements):
             sync = sync_demand(elements, storage, trained, self._mesh, self._policy, self._microbatches, self._staged)

@@ -129,15 +129,16 @@ def data_parallel(sizes: tuple[int, ...]) -> Program:
     ("zero", "parameters", "gradients", "optimizer"),
     # fp32 compute would need no copy; with bf16 stored as fp32: 4 master, 4 gradient, 8 states; copies are as wide as
     # the values of the layer (4)
-    [(0, 4.0, 4.0, 8.0), (1, 4 / 4 + 4, 4.0, 2.0), (2, 4 / 4 + 4, 1.0, 2.0), (3, 4 / 4, 1.0, 2.0)],
+    [(0, 4.0, 4.0, 8.0), (1, 4 / 4 + 4, 4.0, 2.0), (2, 4 / 4, 1.0, 2.0), (3, 4 / 4, 1.0, 2.0)],
 )
 def test_zero_shards_states(zero: int, parameters: float, gradients: float, optimizer: float) -> None:
-    """Over four ranks ZeRO 1 shards states and stored values, 2 gradients, too, 3 the compute copies as well."""
+    """Over four ranks ZeRO 1 shards states and stored values, 2 gradients, too, 3 the copies, which 2 saves."""
     found = memory(data_parallel((4,)), POLICIES["fp32"], zero=zero, data_axes=(0,))
     assert (found.parameters, found.gradients, found.optimizer) == (
         parameters * WEIGHTS, gradients * WEIGHTS, optimizer * WEIGHTS
     )  # fmt: skip
     shard = 1 / 4 if zero else 1.0
+    assert found.saved == memory(data_parallel((4,)), POLICIES["fp32"]).saved + (4 * WEIGHTS if zero == 2 else 0)
     storage = ParameterStorage((0,) if zero else (), (0,), zero)
     held = state_bytes(1.0, shard, storage, True, "float32", POLICIES["fp32"], "adamw")
     assert held.reduced == 4 * shard
