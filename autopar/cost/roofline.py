@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -32,6 +32,7 @@ class RooflinePricer:
     """Prices everything from the cluster's figures and the constants fitted to devices; each source says which."""
 
     cluster: Cluster
+    _known: dict[OpKey, tuple[float, float, Source]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -46,13 +47,22 @@ class RooflinePricer:
 
     def ops(self, keys: Sequence[OpKey]) -> OpTimes:
         """Seconds of each op, forward and backward. Raises ConfigError for a dtype the device has no rate for."""
+        new = [key for key in dict.fromkeys(keys) if key not in self._known]
+        if new:
+            self._known.update(zip(new, self._priced(new), strict=True))
+        prices = [self._known[key] for key in keys]
+        seconds = np.array([price[:2] for price in prices], dtype=np.float64).reshape(-1, 2)
+        return OpTimes(seconds[:, 0], seconds[:, 1], [price[2] for price in prices])
+
+    def _priced(self, keys: Sequence[OpKey]) -> Iterator[tuple[float, float, Source]]:
         forward, backward = _Passes(), _Passes()
         for key in keys:
             found = work(key)
             forward.add(found.forward, found.dtype, found.kind)
             backward.add(found.backward, found.dtype, found.kind)
         model = model_of(self.cluster.device)
-        return OpTimes(forward.seconds(model), backward.seconds(model), forward.sources(model))
+        seconds = (forward.seconds(model).tolist(), backward.seconds(model).tolist())
+        return zip(*seconds, forward.sources(model), strict=True)
 
     def collectives(self, keys: Sequence[CollectiveKey]) -> CollectiveTimes:
         """Seconds of each collective: in closed form, times what was fitted of the device's links."""

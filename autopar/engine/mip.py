@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from time import monotonic
@@ -132,7 +136,9 @@ class Mip:
             relative_gap_tolerance=relative_gap / 2, absolute_gap_tolerance=0.0, random_seed=1, time_limit=clock.left()
         )
         model = mathopt.Model.from_model_proto(self._proto(closed))
-        return self._read(model, mathopt.solve(model, mathopt.SolverType.HIGHS, params=parameters))
+        with _own_words_to_stderr():
+            answer = mathopt.solve(model, mathopt.SolverType.HIGHS, params=parameters)
+        return self._read(model, answer)
 
     def _read(self, model: mathopt.Model, answer: mathopt.SolveResult) -> MipResult:
         reason = answer.termination.reason
@@ -181,3 +187,17 @@ class Mip:
         total = np.bincount(inverse, weights=values, minlength=len(places))
         kept = total != 0
         return places[kept] // self.num_columns, places[kept] % self.num_columns, total[kept]
+
+
+@contextmanager
+def _own_words_to_stderr() -> Iterator[None]:
+    """HiGHS prints a line now and then, whatever it is told: standard output is for answers alone."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        ctypes.CDLL(None).fflush(None)  # C's own buffer, which would else be written out later
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -14,6 +14,7 @@ WORTH = 0.01
 """Share of the bytes kept for the backward that selective recomputation must save to be searched."""
 
 
+@lru_cache(maxsize=1024)
 def offered(layer: LayerClass, wanted: tuple[str, ...]) -> tuple[str, ...]:
     """Of the kinds `wanted` those that make sense for a layer.
 
