@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 
 from autopar.cost.work import is_pointwise, passes_gradient
@@ -49,6 +49,7 @@ def activations(
     return Activations(saved, max(0, max(walk.forward_peak(), walk.backward_peak()) - saved))
 
 
+@lru_cache(maxsize=256)
 def outputs_saved(layer: LayerClass) -> frozenset[str]:
     """Inputs and outputs of a layer whose storage one of its ops saves: whoever reads them next keeps them for free.
 
@@ -72,6 +73,8 @@ class _Walk:
     accumulates: bool
     storage: dict[str, str] = field(default_factory=dict)
     size: dict[str, int] = field(default_factory=dict)
+    _made: dict[range, set[str]] = field(default_factory=dict)
+    _local: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in (*self.program.params, *self.program.buffers):
@@ -85,9 +88,11 @@ class _Walk:
 
     def local_bytes(self, name: str) -> int:
         """Bytes of one device's shard of a value."""
-        spec = self.program.values[name]
-        shape = local_shape(spec.shape_at(self.batch), self.program.layouts[name], self.program.axis_sizes)
-        return prod(shape) * DTYPE_BYTES[spec.dtype]
+        if name not in self._local:
+            spec = self.program.values[name]
+            shape = local_shape(spec.shape_at(self.batch), self.program.layouts[name], self.program.axis_sizes)
+            self._local[name] = prod(shape) * DTYPE_BYTES[spec.dtype]
+        return self._local[name]
 
     def bytes_of(self, storages: Iterable[str]) -> int:
         """Bytes of storages, each counted once."""
@@ -210,6 +215,11 @@ class _Walk:
 
     def _made_in(self, region: range) -> set[str]:
         """Storages that a region makes."""
+        if region not in self._made:
+            self._made[region] = self._find_made_in(region)
+        return self._made[region]
+
+    def _find_made_in(self, region: range) -> set[str]:
         made = {self.storage[name] for i in region for name, _ in _results(self.program.steps[i])}
         return made - {self.storage[name] for name in self.program.entering(region)}
 

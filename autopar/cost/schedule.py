@@ -127,11 +127,6 @@ class Holding(NamedTuple):
     saved: tuple[int, ...]
     grown: tuple[bool, ...]
 
-    def covers(self, other: Holding) -> bool:
-        """Whether at least as much is held here, in the same chunk."""
-        mine, theirs = self.saved + self.grown, other.saved + other.grown
-        return self.chunk == other.chunk and all(a >= b for a, b in zip(mine, theirs, strict=True))
-
 
 @lru_cache(maxsize=4096)
 def holdings(shape: Shape, group: int) -> tuple[Holding, ...]:
@@ -146,7 +141,16 @@ def holdings(shape: Shape, group: int) -> tuple[Holding, ...]:
         found[Holding(chunk, tuple(saved), tuple(grown))] = None
         saved[chunk] -= 1
         grown[chunk] = True
-    return tuple(h for h in found if not any(other != h and other.covers(h) for other in found))
+    return _uncovered(list(found))
+
+
+def _uncovered(holdings: list[Holding]) -> tuple[Holding, ...]:
+    """Those that no other one of the same chunk holds at least as much as."""
+    chunks = np.array([h.chunk for h in holdings])
+    amounts = np.array([h.saved + h.grown for h in holdings], dtype=np.intp)
+    covers = (amounts[:, None] >= amounts).all(axis=-1) & (chunks[:, None] == chunks)
+    np.fill_diagonal(covers, val=False)
+    return tuple(h for h, covered in zip(holdings, covers.any(axis=0).tolist(), strict=True) if not covered)
 
 
 @dataclass(frozen=True, eq=False)

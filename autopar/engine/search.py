@@ -17,6 +17,10 @@ from typing import Generic, TypeVar
 Payload = TypeVar("Payload")
 
 
+PATIENCE, MORE_WORTH = 16, 0.0015
+"""Scenarios solved before small gains are passed by, and by how much the least gain grows with each one more."""
+
+
 class Outcome(Enum):
     """OPTIMAL: nothing is better than the answer by more than the gap; FEASIBLE: time ran out; INFEASIBLE: no answer.
 
@@ -88,8 +92,9 @@ def search(
 ) -> Answer[Payload]:
     """The `top` best answers, each of another `kind`, or else scenario. Equal ones keep the order of the scenarios.
 
-    After `time_limit_s` the best answer so far is given; at least one scenario is always solved. `progress` is told
-    what is done (`bound`, `solve`), how many scenarios are and how many there are at most.
+    A scenario whose bound promises less than `worth` is left out. After `time_limit_s` the best answer so far is
+    given; at least one scenario is always solved. `progress` is told what is done (`bound`, `solve`), how many
+    scenarios are and how many there are at most.
     """
     end = inf if time_limit_s is None else monotonic() + time_limit_s
     bounds = [scenario.quick for scenario in scenarios]
@@ -102,7 +107,7 @@ def search(
         bound, level, i = heappop(heap)
         better = scenarios[i].bounds[level:]
         cutoff = found[top - 1].objective if len(found) >= top else inf
-        if bound >= cutoff or bound == inf:
+        if bound >= cutoff * (1 - worth(solved)) or bound == inf:
             break
         late = monotonic() > end
         if solved and late:
@@ -126,6 +131,15 @@ def search(
         new = [Found(scenarios[i].name, *r) for r in results if r[0] < cutoff]
         found = _best_of_kinds([*found, *new], kind)[:top]
     return _answer(found, bounds, solved, complete)
+
+
+def worth(solved: int) -> float:
+    """The least gain, as a share of the objective, for which one more scenario is solved after so many.
+
+    None at first, so that small spaces are searched to the end; then the longer it takes the more is asked. The lower
+    bound is that of the whole space all the same.
+    """
+    return max(0.0, MORE_WORTH * (solved - PATIENCE))
 
 
 def _best_of_kinds(found: Sequence[Found[Payload]], kind: Callable[[Payload], Hashable] | None) -> list[Found[Payload]]:

@@ -145,6 +145,7 @@ class StageBook:
     least_bytes: float = np.inf
     _choices: dict[tuple[int, int], tuple[list[int], Choices]] = field(default_factory=dict)
     _solved: dict[object, StackSolution] = field(default_factory=dict)
+    _at_ends: dict[tuple[int, str, Layout], int] = field(default_factory=dict)
 
     @cached_property
     def rough_ranges(self) -> Ranges:
@@ -298,10 +299,7 @@ class StageBook:
 
     def seam_bytes(self, unit: int, seam: Seam) -> int:
         """Bytes a device sends for one microbatch where unit `unit` begins a stage; none at the model's ends."""
-        setting = self.chains.setting
-        if not 0 < unit < len(self.units):
-            return 0
-        return self.units.crossing_bytes(unit, seam.layout, setting.sizes, setting.batch)
+        return self._at_end(unit, "crosses", seam)
 
     def inputs_bytes(self, chunks: Sequence[Chunk], seam: Seam) -> int:
         """Bytes of the rows of the batch that a device is given; where it has the first stage its layers count them."""
@@ -315,10 +313,20 @@ class StageBook:
 
     def _held_bytes(self, unit: int, receives: bool, seam: Seam) -> int:
         """Bytes kept for a microbatch of what a chunk received, or sent, but for what counts as saved by its layers."""
-        setting = self.chains.setting
+        return self._at_end(unit, "received" if receives else "sent", seam)
+
+    def _at_end(self, unit: int, what: str, seam: Seam) -> int:
         if not 0 < unit < len(self.units):
             return 0
-        return self.units.held_bytes(self.chains.runs, unit, receives, seam.layout, setting.sizes, setting.batch)
+        key, setting = (unit, what, seam.layout), self.chains.setting
+        if key not in self._at_ends:
+            there = (seam.layout, setting.sizes, setting.batch)
+            self._at_ends[key] = (
+                self.units.crossing_bytes(unit, *there)
+                if what == "crosses"
+                else self.units.held_bytes(self.chains.runs, unit, what == "received", *there)
+            )
+        return self._at_ends[key]
 
     def _plan(self, chunks: Sequence[Chunk], seam: Seam, solution: StackSolution, problem: StackProblem) -> GroupPlan:
         walks = iter(solution.walks)
