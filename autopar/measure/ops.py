@@ -223,6 +223,12 @@ def _flush(device: torch.device) -> None:
         _flush_buffer(device).zero_()
 
 
+def release_buffers() -> None:
+    """Let go of what timing keeps between operators: training has better use for the memory."""
+    _pool.cache_clear()
+    _flush_buffer.cache_clear()
+
+
 @cache
 def _pool(device: torch.device, dtype: torch.dtype) -> Tensor:
     return torch.rand(POOL_BYTES // dtype.itemsize, device=device).add_(0.1).to(dtype)

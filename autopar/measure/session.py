@@ -17,7 +17,7 @@ import torch.distributed as dist
 from autopar.graph import CollectiveKey, OpKey
 from autopar.measure.collectives import time_collective
 from autopar.measure.local import device_name
-from autopar.measure.ops import time_op
+from autopar.measure.ops import release_buffers, time_op
 from autopar.measure.profile import Environment, Sample, Timing
 
 
@@ -46,7 +46,10 @@ Result = TypeVar("Result")
 @contextmanager
 def measuring(device: torch.device) -> Iterator[Session]:
     """A session on `device`: with all ranks of the job where there is one (this being rank 0 in `lead`), else alone."""
-    yield Together(device) if _in_job() else Alone(device)
+    try:
+        yield Together(device) if _in_job() else Alone(device)
+    finally:
+        release_buffers()
 
 
 def lead(work: Callable[[], Result], device: torch.device) -> Result:
@@ -63,14 +66,17 @@ def lead(work: Callable[[], Result], device: torch.device) -> Result:
 
 def serve(device: torch.device) -> Any:
     """On ranks other than 0: time whatever rank 0 times; returns its result, or raises what it raises."""
-    while True:
-        kind, content = _share(None, device)
-        if kind == "time":
-            _time_together(content, device)
-        elif kind == "done":
-            return content
-        else:
-            raise content
+    try:
+        while True:
+            kind, content = _share(None, device)
+            if kind == "time":
+                _time_together(content, device)
+            elif kind == "done":
+                return content
+            else:
+                raise content
+    finally:
+        release_buffers()
 
 
 def _sendable(error: BaseException) -> BaseException:

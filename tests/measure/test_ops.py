@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from autopar.emit.peak import live_tensor_bytes
 from autopar.graph import DeviceArg, Dtype, Operand, OpKey
 from autopar.measure.local import local_cluster
-from autopar.measure.ops import OpTrial, time_op
+from autopar.measure.ops import OpTrial, release_buffers, time_op
 from autopar.measure.profile import Sample, Timing
 from autopar.measure.session import measuring
 
@@ -88,6 +89,16 @@ def test_operands_are_other_memory_each_time() -> None:
     (_, first), (_, second) = trial.forward(CPU), trial.forward(CPU)
     places = [t.data_ptr() for run in (first, second) for t in run.wanted]
     assert len(set(places)) == len(places) == 4
+
+
+def test_timing_leaves_no_memory_behind() -> None:
+    """After a session no more bytes are held than before it."""
+    release_buffers()
+    before = live_tensor_bytes(CPU)
+    with measuring(CPU) as session:
+        session.ops(RUNNABLE[:1])
+        assert live_tensor_bytes(CPU) > before
+    assert live_tensor_bytes(CPU) <= before
 
 
 def test_seconds_are_means() -> None:
