@@ -103,7 +103,9 @@ def measure_model(model: str) -> list[dict[str, Any]]:
             optimizer.zero_grad()
 
         step()
-        peaks[name] = measured_peak_tensor_bytes(step, "cpu") - held
+        peak = torch.tensor(measured_peak_tensor_bytes(step, "cpu") - held)
+        dist.all_reduce(peak, dist.ReduceOp.MAX)
+        peaks[name] = int(peak)
         modules[name] = step
     for _ in range(ROUNDS):
         for name, step in modules.items():
