@@ -163,28 +163,11 @@ def in_short(record: PlanRecord) -> str:
 
 
 def step_peak_bytes(record: PlanRecord, graph: OpGraph, loaded: LoadedModel) -> int:
-    """On a rank: the most bytes of tensors that a training step holds, from the second step on."""
-    import torch
-
-    from autopar.emit.build import emit
-    from autopar.emit.example import random_batch
-    from autopar.emit.peak import live_tensor_bytes, measured_peak_tensor_bytes
+    """On a rank: the most bytes of tensors that a training step holds."""
+    from autopar.emit.peak import step_peak_tensor_bytes
     from autopar.trace.inputs import bind
 
-    before = live_tensor_bytes("cpu")
-    pm = emit(record, graph, loaded.model, device="cpu")
-    rows = record.request.global_batch // pm.data_parallel_size
-    examples = bind(loaded.model, loaded.inputs).tensors
-    batch = dict(zip(graph.inputs, random_batch(graph, examples, rows, 0, torch.device("cpu")), strict=True))
-    optimizer = torch.optim.AdamW(pm.parameters(), foreach=True)
-
-    def step() -> None:
-        pm.train_step(**batch)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    step()
-    return measured_peak_tensor_bytes(step, "cpu") - before
+    return step_peak_tensor_bytes(record, graph, loaded.model, bind(loaded.model, loaded.inputs).tensors)
 
 
 def group_bytes(record: PlanRecord) -> tuple[int, ...]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -56,7 +57,15 @@ def emit_alone(record: PlanRecord, graph: OpGraph, module: nn.Module, *, device:
 
 def _require_one_plan(record: PlanRecord) -> None:
     """Raise PlanError on every rank unless all have the same plan: with others they would wait for each other."""
-    here = hashlib.sha256(repr((record.stages, record.schedule, record.num_microbatches)).encode()).hexdigest()[:12]
+    request = record.request
+    chosen = [
+        *map(asdict, record.stages),
+        record.schedule,
+        record.num_microbatches,
+        request.seed,
+        asdict(request.policy),
+    ]
+    here = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]
     everywhere: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everywhere, here)
     if len(set(everywhere)) > 1:

@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autopar.accelerator import is_host, runtime
+from autopar.emit.build import emit
+from autopar.emit.example import random_batch
+from autopar.graph import OpGraph
+from autopar.plan import PlanRecord
 
 PAUSE_S = 0.0005
 SENDING = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
@@ -38,6 +42,26 @@ def measured_peak_tensor_bytes(function: Callable[[], object], device: torch.dev
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record, _Unhurried():
         function()
     return before + highest_bytes(_changes(record), _storages(device))
+
+
+def step_peak_tensor_bytes(record: PlanRecord, graph: OpGraph, module: nn.Module, examples: Sequence[Tensor]) -> int:
+    """Most bytes of tensors that a training step of the plan with AdamW holds on this rank, from the second step on.
+
+    The batch is random, like `examples` (`random_batch`). Collective over the job, on cpu.
+    """
+    before = live_tensor_bytes("cpu")
+    pm = emit(record, graph, module, device="cpu")
+    rows = record.request.global_batch // pm.data_parallel_size
+    batch = dict(zip(graph.inputs, random_batch(graph, examples, rows, 0, torch.device("cpu")), strict=True))
+    optimizer = torch.optim.AdamW(pm.parameters(), foreach=True)
+
+    def step() -> None:
+        pm.train_step(**batch)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    return measured_peak_tensor_bytes(step, "cpu") - before
 
 
 def live_tensor_bytes(device: torch.device | str) -> int:

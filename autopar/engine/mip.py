@@ -136,7 +136,7 @@ class Mip:
             relative_gap_tolerance=relative_gap / 2, absolute_gap_tolerance=0.0, random_seed=1, time_limit=clock.left()
         )
         model = mathopt.Model.from_model_proto(self._proto(closed))
-        with _own_words_to_stderr():
+        with own_words_to_stderr():
             answer = mathopt.solve(model, mathopt.SolverType.HIGHS, params=parameters)
         return self._read(model, answer)
 
@@ -190,10 +190,15 @@ class Mip:
 
 
 @contextmanager
-def _own_words_to_stderr() -> Iterator[None]:
+def own_words_to_stderr() -> Iterator[None]:
     """HiGHS prints a line now and then, whatever it is told: standard output is for answers alone."""
-    sys.stdout.flush()
-    kept = os.dup(1)
+    try:
+        kept = os.dup(1)
+    except OSError:  # there is no standard output
+        yield
+        return
+    if sys.stdout is not None:
+        sys.stdout.flush()
     os.dup2(2, 1)
     try:
         yield

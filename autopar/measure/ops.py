@@ -22,8 +22,9 @@ from autopar.measure.profile import Sample, Timing
 LEAST_REPEATS, MOST_REPEATS = 3, 50
 SETTLING_BYTES = 31 << 20
 """Just below the largest block for which glibc raises its threshold of blocks mapped one by one (32 MiB)."""
-POOL_BYTES, ALIGNMENT = 64 << 20, 64
-"""Bytes that operands are parts of, so that one is used again only after all others; elements that parts begin at."""
+POOL_BYTES, LARGEST_PART, ALIGNMENT = 64 << 20, 4, 64
+"""Bytes that operands are parts of, so that one is used again only after all others; the share of them, 1 in so many,
+that one operand may take, lest those of one call lie over each other; elements that parts begin at."""
 
 STEP_BYTES, MOST_PARAMETERS = 32 << 20, 64
 """An optimizer step is timed over parameters of so many bytes together, but not more of them."""
@@ -262,10 +263,10 @@ class _Maker:
         return self.floats(operand.shape, dtype).requires_grad_(operand.requires_grad)
 
     def floats(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Values at the next place of the pool, from its start again after its end; too large a tensor is new."""
+        """Values at the next place of the pool, from its start again after its end; a large tensor is new."""
         size = -(-prod(shape) // ALIGNMENT) * ALIGNMENT
         pool = _pool(self.device, dtype)
-        if size > pool.numel():
+        if size > pool.numel() // LARGEST_PART:
             return torch.rand(tuple(shape), device=self.device).add_(0.1).to(dtype)
         start = self._start if self._start + size <= pool.numel() else 0
         self._start = start + size

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.engine.search import MORE_WORTH, PATIENCE, Outcome, Scenario, search, worth
+from autopar.engine.search import MORE_WORTH, PATIENCE, Outcome, Scenario, search
 
 
 def scenario(name: str, bound: float, objective: float | None, solved: list[str] | None = None) -> Scenario[str]:
@@ -47,8 +47,6 @@ def test_small_gains_are_passed_by_in_the_end() -> None:
     answer = search([scenario(str(i), 98 + i / 1000, 100, solved) for i in range(200)])
     assert len(solved) == PATIENCE + 1 + int(0.02 / MORE_WORTH)
     assert answer.lower_bound == 98
-    assert answer.best is not None
-    assert answer.gap >= worth(len(solved) - 1) - 1e-3
 
 
 def test_nothing_found_names_the_knob() -> None:

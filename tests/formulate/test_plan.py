@@ -25,7 +25,7 @@ from tests.formulate.plans import (
 )
 
 LLAMA = pytest.param("llama", 0.65, marks=pytest.mark.slow)
-SHARED = [("mlp", 1.0), ("mlp", 0.65), ("gpt", 1.0), ("gpt", 0.65), ("tied", 0.7), LLAMA]
+SHARED = [("mlp", 1.0), ("mlp", 0.65), ("gpt", 1.0), ("gpt", 0.65), ("tied", 0.65), LLAMA]
 """Models with memory limits as shares of what the unlimited plan holds."""
 
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
-from autopar.emit.build import emit
-from autopar.emit.example import random_batch
-from autopar.emit.peak import live_tensor_bytes, measured_peak_tensor_bytes
+from autopar.emit.peak import step_peak_tensor_bytes
 from autopar.graph import OpGraph
 from autopar.plan import PlanRecord
 from autopar.trace.capture import trace
@@ -45,23 +42,10 @@ PLANS = [
 
 
 def measure(record: PlanRecord, graph: OpGraph, spec: str) -> int:
-    """On a rank: the most bytes of tensors that a training step holds, from the second step on."""
-    before = live_tensor_bytes("cpu")
+    """On a rank: the most bytes of tensors that a training step holds."""
     loaded = load_model(spec)
     examples = bind(loaded.model, loaded.inputs).tensors
-    pm = emit(record, graph, real(loaded.model), device="cpu")
-    del loaded
-    rows = record.request.global_batch // pm.data_parallel_size
-    batch = dict(zip(graph.inputs, random_batch(graph, examples, rows, 0, torch.device("cpu")), strict=True))
-    optimizer = torch.optim.AdamW(pm.parameters(), foreach=True)
-
-    def step() -> None:
-        pm.train_step(**batch)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    step()
-    return measured_peak_tensor_bytes(step, "cpu") - before
+    return step_peak_tensor_bytes(record, graph, real(loaded.model), examples)
 
 
 @pytest.mark.parametrize(("name", "config"), PLANS)
