@@ -68,11 +68,13 @@ def _flash_attention(op: Op, values: Mapping[str, TensorSpec]) -> Saved:
     return Saved((*kept, op.results[0]), (TensorSpec(out.shape[:-1], "float32"),))
 
 
-def _as_kernels_lay_out(result: Tensor) -> Tensor:
-    """Attention's result with the heads of a place side by side, as fused kernels write it: joining them is a view."""
-    if result.ndim != 4:
-        return result
-    made = torch.empty_permuted(result.shape, (0, 2, 1, 3), dtype=result.dtype, device="meta")
+def _laid_out_as(query: Tensor, result: Tensor) -> Tensor:
+    """Attention's result in the memory order of its query, as flash kernels write it on cuda and cpu alike.
+
+    With the query's heads of a place side by side, as a split projection leaves them, joining them again is a view.
+    """
+    order = sorted(range(query.ndim), key=lambda d: query.stride(d), reverse=True)
+    made = torch.empty_permuted(result.shape, order, dtype=result.dtype, device="meta")
     return made.requires_grad_(result.requires_grad)
 
 
@@ -121,7 +123,7 @@ def _observe_op(op: Op, env: dict[str, Tensor], batch: int) -> _Seen:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         results = run_op(op, env, batch, "meta")
     if op.target == ATTENTION:
-        results = tuple(map(_as_kernels_lay_out, results))
+        results = tuple(_laid_out_as(env[op.operands[0]], result) for result in results)
     owners = {storage_id(env[name]): name for name in reversed(op.operands)}
     alias_of = tuple(owners.get(storage_id(r)) for r in results)
     env |= dict(zip(op.results, results, strict=True))
