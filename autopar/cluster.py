@@ -55,6 +55,11 @@ class Device:
     units: int = 0
     fits: str = ""
 
+    def limit_bytes(self, asked_bytes: int | None) -> int:
+        """Bytes of tensors it may hold: those asked for as far as there are so many, else what can be used less the
+        reserve."""
+        return self.usable_bytes - self.reserve_bytes if asked_bytes is None else min(asked_bytes, self.usable_bytes)
+
 
 @dataclass(frozen=True)
 class Link:
@@ -189,7 +194,7 @@ def load_cluster(text: str) -> Cluster:
     if sized:
         return _sized(text, int(sized[1] or 1), int(sized[2]), sized[3])
     if text.endswith(".toml") or "/" in text:
-        return read_settings(Path(text), ClusterFile).cluster()
+        return read_cluster(Path(text))
     for cluster in shipped_clusters():
         if cluster.name == text:
             return cluster.cluster()
@@ -198,6 +203,11 @@ def load_cluster(text: str) -> Cluster:
         f"cluster {text!r} is not known{near(text, known)} Give [NODESx]DEVICESxDEVICE such as 16x8xh100-80gb, "
         "a TOML file, `local`, or a name that `autopar clusters` lists."
     )
+
+
+def read_cluster(path: Path) -> Cluster:
+    """The cluster of a TOML file; raises ConfigError with every mistake in it."""
+    return read_settings(path, ClusterFile).cluster()
 
 
 def find_device(name: str) -> DeviceFile:

@@ -50,3 +50,9 @@ class EmitError(AutoparError):
     """A plan can't be turned into a running module, or a running module was used wrongly."""
 
     exit_code = 1
+
+
+def as_document(error: Exception) -> dict[str, dict[str, str | int]]:
+    """A failure as the JSON document that commands print; an error that isn't deliberate is said to be unexpected."""
+    message = str(error) if isinstance(error, AutoparError) else f"unexpected {type(error).__name__}: {error}"
+    return {"error": {"kind": type(error).__name__, "message": message, "exit_code": getattr(error, "exit_code", 1)}}

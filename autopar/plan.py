@@ -264,7 +264,7 @@ class PlanRecord:
         from pydantic import TypeAdapter, ValidationError
 
         found = data.get("plan_format") if isinstance(data, dict) else None
-        if not isinstance(found, int) or not 1 <= found <= PLAN_FORMAT:
+        if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found <= PLAN_FORMAT:
             raise PlanError(
                 f"{origin}: plan_format is {found!r}; this autopar reads 1 to {PLAN_FORMAT}. Make the plan anew."
             )

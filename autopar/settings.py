@@ -21,6 +21,14 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+class Refused(ValueError):
+    """Raised by a validator: all mistakes in a value, each of them naming what is wrong."""
+
+    def __init__(self, *mistakes: str) -> None:
+        super().__init__("; ".join(mistakes))
+        self.mistakes = mistakes
+
+
 Record = TypeVar("Record", bound=Settings)
 
 
@@ -32,15 +40,18 @@ def read_settings(path: Path, record: type[Record]) -> Record:
         raise ConfigError(f"{path}: can't be read ({error.strerror}). Give the path of a TOML file.") from None
     except ValueError as error:
         raise ConfigError(f"{path}: not TOML: {error}. Mend the file at that place.") from None
-    return check_settings(data, record, str(path))
+    return check_settings(data, record, str(path), path.parent)
 
 
-def check_settings(data: dict[str, Any], record: type[Record], origin: str) -> Record:
-    """Check data that came from `origin`; raises ConfigError with every mistake in it."""
+def check_settings(data: dict[str, Any], record: type[Record], origin: str, folder: Path = Path()) -> Record:
+    """Check data that came from `origin`; raises ConfigError with every mistake in it.
+
+    Validators find `folder`, in which files named by the data lie, in their context.
+    """
     try:
-        return record.model_validate(data)
+        return record.model_validate(data, context={"folder": folder})
     except ValidationError as error:
-        raise ConfigError(*(f"{origin}: {_mistake(e, record)}" for e in error.errors())) from None
+        raise ConfigError(*(f"{origin}: {m}" for e in error.errors() for m in _mistakes(e, record))) from None
 
 
 def near(name: str, known: list[str]) -> str:
@@ -57,8 +68,15 @@ def user_folder() -> Path:
     return Path(override) if override else user_config_path("autopar")
 
 
-def _mistake(error: ErrorDetails, record: type[Settings]) -> str:
+def _mistakes(error: ErrorDetails, record: type[Settings]) -> list[str]:
     where = ".".join(str(part) for part in error["loc"]) or "the file"
+    cause = error.get("ctx", {}).get("error")
+    if isinstance(cause, Refused):
+        return [f"{where}: {mistake}" for mistake in cause.mistakes]
+    return [_mistake(error, where, record)]
+
+
+def _mistake(error: ErrorDetails, where: str, record: type[Settings]) -> str:
     if error["type"] == "extra_forbidden":
         known = list(_model_at(record, error["loc"][:-1]).model_fields)
         return f"{where}: unknown field{near(str(error['loc'][-1]), known)} Allowed: {', '.join(known)}."

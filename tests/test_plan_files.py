@@ -38,7 +38,7 @@ def test_what_is_saved_is_read(record: PlanRecord, tmp_path: Path) -> None:
     assert PlanRecord.load(tmp_path / "plan.json") == record
 
 
-@pytest.mark.parametrize("number", [0, -1, 99, None, "1"])
+@pytest.mark.parametrize("number", [0, -1, 99, None, "1", True])
 def test_unknown_formats_are_refused(record: PlanRecord, number: object) -> None:
     """A file of another format than those there are is refused with the formats that can be read."""
     with pytest.raises(PlanError, match="this autopar reads 1 to 1"):

@@ -16,11 +16,12 @@ from autopar.errors import AutoparError, ConfigError
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command found out: as text for people, as plain data for `--json`."""
+    """What a command found out: as text for people, as plain data for `--json`; `exit_code` where that isn't 0."""
 
     text: str
     data: Any
     as_json: bool = False
+    exit_code: int = 0
 
 
 class Unavailable(AutoparError):
@@ -44,6 +45,11 @@ def work() -> Iterator[None]:
 def speaks() -> bool:
     """Whether this process is the one of a torchrun job that prints and writes."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def say(text: str) -> None:
+    """Tell how far the work is, on standard error."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def load(spec: str, seq_len: int | None) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def _print(answer: object) -> int:
         return answer if isinstance(answer, int) else 0
     if speaks():
         _print_out(json.dumps(answer.data) if answer.as_json else answer.text)
-    return 0
+    return answer.exit_code
 
 
 def _print_out(text: str) -> None:

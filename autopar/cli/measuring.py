@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from autopar.cli.answer import Answer, check_targets, cluster_of, load, speaks, unavailable, work
+from autopar.cli.answer import Answer, check_targets, cluster_of, load, say, speaks, unavailable, work
 from autopar.cli.options import ClusterName, DtypeName, GlobalBatch, Json, Model, OutFile, ReportFile, Rows, SeqLen
 
 if TYPE_CHECKING:
@@ -28,16 +27,16 @@ def profile(
     check_targets(output)
     where = cluster_of(cluster, None)
     with work():
-        from autopar import api
+        from autopar import profiling
 
-        found = api.profile(
+        found = profiling.profile(
             **load(model, seq_len),
             cluster=where,
             global_batch=global_batch,
             dtype=dtype,
             device=device,
             add_to=output if output and output.exists() else None,
-            say=_say,
+            say=say,
         )
     return _taken(found, output)
 
@@ -46,14 +45,10 @@ def profile_collectives(output: OutFile = None) -> Answer:
     """Measure collectives over the processes of this job (start it with torchrun)."""
     check_targets(output)
     with work():
-        from autopar import api
+        from autopar import profiling
 
-        found = api.profile_collectives(add_to=output if output and output.exists() else None, say=_say)
+        found = profiling.profile_collectives(add_to=output if output and output.exists() else None, say=say)
     return _taken(found, output)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _taken(found: Profile, output: Path | None) -> Answer:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias, get_args
+from typing import Annotated, TypeAlias
 
 import typer
+
+from autopar.choices import DTYPES, OBJECTIVES, OPTIMIZERS, Objective, listed
 
 Model: TypeAlias = Annotated[
     str,
@@ -21,8 +23,10 @@ ClusterName: TypeAlias = Annotated[
 ]
 GlobalBatch: TypeAlias = Annotated[int, typer.Option("--global-batch", min=1, help="Sequences (samples) a step.")]
 SeqLen: TypeAlias = Annotated[int | None, typer.Option("--seq-len", min=1, help="Tokens a sequence.")]
-DtypeName: TypeAlias = Annotated[str, typer.Option("--dtype", help="bf16, fp16, fp32 or fp64.")]
-OptimizerName: TypeAlias = Annotated[str, typer.Option("--optimizer", help="adamw, adam, sgd, adafactor, adamw8bit.")]
+DtypeName: TypeAlias = Annotated[str, typer.Option("--dtype", help=f"{listed(DTYPES)}.")]
+OptimizerName: TypeAlias = Annotated[
+    str, typer.Option("--optimizer", metavar="OPTIMIZER", help=f"{listed(OPTIMIZERS)}.")
+]
 MemoryLimit: TypeAlias = Annotated[
     str | None, typer.Option("--memory-limit", help="Most tensor bytes a device may hold, such as 70GiB.")
 ]
@@ -40,5 +44,6 @@ OutFile: TypeAlias = Annotated[Path | None, typer.Option("-o", "--output", help=
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 PlanFile: TypeAlias = Annotated[Path, typer.Argument(metavar="PLAN", help="A file written by `autopar plan -o`.")]
 Rows: TypeAlias = Annotated[list[Path], typer.Argument(metavar="ROWS.csv...", help="Tables, .csv or .csv.gz.")]
-Objective: TypeAlias = Literal["step_time", "tokens_per_s_per_device", "cost_per_token", "energy_per_token", "memory"]
-OBJECTIVES = get_args(Objective)
+ObjectiveName: TypeAlias = Annotated[
+    Objective, typer.Option("--objective", metavar="OBJECTIVE", help=f"What to make best: {listed(OBJECTIVES)}.")
+]

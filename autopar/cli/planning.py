@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from autopar.cli.answer import Answer, check_targets, cluster_of, config_of, load, unavailable, work, write
+from autopar.cli.answer import Answer, check_targets, cluster_of, config_of, load, say, unavailable, work, write
 from autopar.cli.options import (
-    OBJECTIVES,
     ClusterName,
     ConfigText,
     DtypeName,
@@ -17,7 +16,7 @@ from autopar.cli.options import (
     Json,
     MemoryLimit,
     Model,
-    Objective,
+    ObjectiveName,
     OptimizerName,
     OutFile,
     ProfileFile,
@@ -40,9 +39,7 @@ def plan(
         list[str] | None,
         typer.Option("--constraint", metavar="<str>", help="[PATTERN:](KEY=VALUE | replicate); repeat for more."),
     ] = None,
-    objective: Annotated[
-        Objective, typer.Option("--objective", metavar="OBJECTIVE", help=f"What to make best: {', '.join(OBJECTIVES)}.")
-    ] = "step_time",
+    objective: ObjectiveName = "step_time",
     profile: ProfileFile = None,
     top: Annotated[int, typer.Option("--top", min=1, help="How many plans to show.")] = 1,
     allow_inexact: Annotated[
@@ -144,11 +141,13 @@ def search(
     resume: Annotated[bool, typer.Option("--resume", help="Keep the points that are done.")] = False,
     ray: Annotated[bool, typer.Option("--ray", help="Spread the work over a Ray cluster.")] = False,
 ) -> Answer:
-    """Check job files and the points they ask for."""
-    from autopar.jobs import read_jobs
+    """Find the plans that job files ask for; results lie in a folder beside each file."""
+    from autopar.jobs.points import read_jobs
+    from autopar.jobs.run import run_jobs
+    from autopar.jobs.summary import outcome_words
+    from autopar.jobs.work import FAILED
 
-    points = sum(len(job.points) for job in read_jobs(jobs))
-    del workers, resume, ray
-    unavailable(
-        f"search (the {len(jobs)} files are in order and ask for {points} plans)", "run `autopar plan` for each"
-    )
+    found = run_jobs(read_jobs(jobs), workers=workers, resume=resume, ray=ray, say=say)
+    lines = [f"{o.point.name}: {outcome_words(o.document)}" for o in found]
+    lines += [f"summary: {folder / 'summary.md'}" for folder in dict.fromkeys(o.job.folder for o in found)]
+    return Answer("\n".join(lines), None, exit_code=int(any(o.status == FAILED for o in found)))

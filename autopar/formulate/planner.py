@@ -49,8 +49,7 @@ class Planner:
     @property
     def limit_bytes(self) -> int:
         """Bytes of tensors a device may hold."""
-        device = self.cluster.device
-        return self.request.memory_limit_bytes or device.usable_bytes - device.reserve_bytes
+        return self.cluster.device.limit_bytes(self.request.memory_limit_bytes)
 
     @property
     def used_devices(self) -> int:

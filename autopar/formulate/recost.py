@@ -46,7 +46,7 @@ def recost(record: PlanRecord, pricer: Pricer) -> PlanRecord:
         peak_memory_bytes=peak_bytes,
         peak_tensor_bytes=peak_bytes - memory["reserve"],
         memory_by_category=memory,
-        feasible=peak_bytes <= cluster.device.usable_bytes,
+        feasible=peak_bytes - memory["reserve"] <= cluster.device.limit_bytes(record.request.memory_limit_bytes),
         exposed_comm_s=found.by_kind_s.get("communication", 0.0),
         bubble_s=found.by_kind_s.get("bubble", 0.0),
         lower_bound_s=None,
@@ -97,14 +97,19 @@ def _passes_s(layers: Sequence[Layers]) -> tuple[float, float, float]:
 
 def require_fit(record: PlanRecord, cluster: Cluster) -> None:
     """Raise InfeasibleError, naming the limit and what would do, unless the plan fits the cluster's memory."""
-    device = cluster.device
-    if record.peak_memory_bytes > device.usable_bytes:
+    device, asked = cluster.device, record.request.memory_limit_bytes
+    limit = device.limit_bytes(asked)
+    if record.peak_tensor_bytes > limit:
+        has = f"{device.name} has {_gib(device.usable_bytes)} usable, {_gib(device.reserve_bytes)} of it reserve"
+        why = has if asked is None or asked > limit else f"the limit that the plan was made for is {_gib(limit)}"
         raise InfeasibleError(
-            f"memory is the binding limit: the plan needs {record.peak_memory_bytes / GIB:.2f} GiB on the fullest "
-            f"device ({record.memory_by_category['reserve'] / GIB:.2f} GiB of it reserve), {device.name} has "
-            f"{device.usable_bytes / GIB:.2f} GiB usable. Plan anew for this cluster with `autopar plan`, or check on "
-            "devices with that much memory."
+            f"memory is the binding limit: the plan needs {_gib(record.peak_tensor_bytes)} of tensors on the fullest "
+            f"device, {why}. Plan anew for this cluster with `autopar plan`, or check on devices with that much memory."
         )
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / GIB:.2f} GiB"
 
 
 def _times(value: float | None, factor: float) -> float | None:

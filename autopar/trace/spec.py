@@ -18,6 +18,7 @@ from autopar.trace.dims import Decoder, Dims
 from autopar.trace.dimspec import FAMILIES, parse_dims
 from autopar.trace.inputs import ExampleInputs
 from autopar.trace.shipped import SHIPPED
+from autopar.trace.spec_text import function_mistakes, unknown_model
 
 BATCH = 2
 """Batch of the example inputs made here; traces do not depend on it."""
@@ -48,11 +49,7 @@ def load_model(spec: str, *, seq_len: int | None = None) -> LoadedModel:
         return LoadedModel(spec, *_from_transformers(rest, seq_len))
     if ".py" in spec:
         return LoadedModel(spec, *_from_function(spec, seq_len))
-    near = difflib.get_close_matches(spec, SHIPPED, 3) or list(SHIPPED)
-    raise ConfigError(
-        f"model {spec!r} is unknown. Give a shipped name ({', '.join(near)}; `autopar models` lists all), dims such as "
-        "gpt:layers=12,hidden=768,heads=12,vocab=50257, hf:DIR_OR_CONFIG.json, or FILE.py:function."
-    )
+    raise ConfigError(unknown_model(spec))
 
 
 def _from_dims(spec: str, seq_len: int | None) -> tuple[nn.Module, ExampleInputs]:
@@ -70,11 +67,10 @@ def _tokens(*shape: int) -> Tensor:
 
 
 def _from_function(spec: str, seq_len: int | None) -> tuple[nn.Module, ExampleInputs]:
+    mistakes = function_mistakes(spec, seq_len)
+    if mistakes:
+        raise ConfigError(*mistakes)
     path, _, name = spec.rpartition(":")
-    if seq_len is not None:
-        raise ConfigError(f"{spec}: --seq-len {seq_len} can't be applied to a function; it makes its own inputs")
-    if not path or not name.isidentifier():
-        raise ConfigError(f"{spec}: give FILE.py:function, the function returning a model and its example inputs")
     function = _function(Path(path), name)
     try:
         with torch.device("meta"):
@@ -91,8 +87,6 @@ def _from_function(spec: str, seq_len: int | None) -> tuple[nn.Module, ExampleIn
 
 
 def _function(path: Path, name: str) -> Any:
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such file; give FILE.py:function")
     module_spec = importlib.util.spec_from_file_location(path.stem, path)
     if module_spec is None or module_spec.loader is None:
         raise ConfigError(f"{path}: is no Python file; give FILE.py:function")

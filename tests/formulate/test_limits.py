@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from autopar.api import parse_bytes
+from autopar.choices import parse_bytes
 from autopar.errors import ConfigError, InfeasibleError
+from autopar.formulate.config import ManualConfig
 from tests.formulate.cases import planner
 from tests.formulate.plans import BATCHES, ONE_STAGE, plan_of
 
@@ -29,6 +31,16 @@ def test_less_memory_is_never_faster(model: str) -> None:
     assert len(plans) == 1 + len(LADDER)
     assert all(a.step_time_s <= b.step_time_s * (1 + 1e-9) for a, b in pairwise(plans))
     assert plans[-1].step_time_s > free.step_time_s
+
+
+def test_no_limit_is_above_the_memory_there_is() -> None:
+    """A plan that needs more than the device has doesn't fit, however high the limit that is asked for."""
+    small = planner("mlp", limit_bytes=1 << 50)
+    device = replace(small.cluster.device, usable_bytes=10 << 20, reserve_bytes=0)
+    small = replace(small, cluster=replace(small.cluster, device=device))
+    assert not small.estimate(ManualConfig(dp=2)).feasible
+    with pytest.raises(InfeasibleError, match=r"the limit is 10\.00 MiB"):
+        small.plan()
 
 
 def test_too_little_time_is_not_called_impossible() -> None:

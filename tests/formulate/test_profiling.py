@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import autopar
-from autopar import api
+from autopar import profiling
 from autopar.errors import ProfileError
 from autopar.formulate.profiling import KINDS, job_collectives, profile_job
 from autopar.graph import CollectiveKey, Operand, OpKey
@@ -69,7 +69,7 @@ def test_collectives_of_real_jobs(pool: Pool, tmp_path: Path, ranks: int) -> Non
 
 def test_one_process_has_no_collectives() -> None:
     """Without a job there is nothing to time, and that is no error."""
-    assert api.profile_collectives().timings == {}
+    assert profiling.profile_collectives().timings == {}
 
 
 def product(n: int) -> OpKey:
@@ -124,7 +124,7 @@ def model() -> torch.nn.Module:
 
 def measure(said: list[str], add_to: Path | None = None) -> Profile:
     """The profile that planning the model asks for."""
-    return api.profile(
+    return profiling.profile(
         model(), (torch.randn(2, 16),), cluster="2xxeon-8480", global_batch=4, dtype="fp32", device="cpu",
         say=said.append, add_to=add_to,
     )  # fmt: skip

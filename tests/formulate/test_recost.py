@@ -68,8 +68,11 @@ def test_what_does_not_fit_there() -> None:
     plan = estimated(CONFIGS[0], "4xa100-80gb")
     small = load_cluster("4xa100-80gb")
     small = replace(small, device=replace(small.device, usable_bytes=1 << 20))
-    with pytest.raises(InfeasibleError, match=r"needs 3\.\d\d GiB .* has 0\.00 GiB usable"):
+    with pytest.raises(InfeasibleError, match=r"needs 0\.\d\d GiB of tensors .* has 0\.00 GiB usable"):
         plan.check(small)
+    asked = replace(plan.record, request=replace(plan.request, memory_limit_bytes=plan.peak_tensor_bytes - 1))
+    with pytest.raises(InfeasibleError, match="limit that the plan was made for"):
+        autopar.Plan(asked).check("4xa100-80gb")
     with pytest.raises(PlanError, match="runs on 4 devices, 2xa100-80gb has 2"):
         plan.check("2xa100-80gb")
 

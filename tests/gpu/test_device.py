@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import autopar
-from autopar import api
+from autopar import profiling
 from autopar.accelerator import is_host, runtime
 from autopar.emit.peak import measured_peak_tensor_bytes
 from autopar.ranks import local_device
@@ -92,7 +92,7 @@ def table(rows: list[Row]) -> str:
 def test_predicted_against_measured() -> None:
     """About 200 points are timed for planning; three plans compute one loss, their peaks are as predicted to 15 %."""
     device = local_device()
-    profile = api.profile(**planning("bf16"))
+    profile = profiling.profile(**planning("bf16"))
     print(f"\n{len(profile.timings)} timings on {profile.environment.device}")
     failed = [timing.failed for timing in profile.timings.values() if timing.failed]
     rows = [row_of(config, "bf16", device) for config in CONFIGS]

@@ -1,0 +1,129 @@
+"""Running jobs: what is kept, what is found again, and what a killed process costs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from autopar.jobs.points import Job, read_jobs
+from autopar.jobs.run import run_jobs
+from autopar.jobs.summary import csv_text, markdown
+from autopar.jobs.work import solve
+from autopar.plan import PlanRecord
+from tests.jobs.fake import LEDGER, begun, mortal, slowly
+
+SMALL = "gpt:layers=2,hidden=32,heads=2,vocab=64,seq=16"
+
+
+def job_of(folder: Path, batches: Sequence[int], clusters: Sequence[str] = ("1xa100-80gb",)) -> Job:
+    """A job with a point for each cluster and batch."""
+    path = folder / "job.toml"
+    path.write_text(
+        f'[model]\nspec = "{SMALL}"\n[cluster]\nname = {json.dumps(clusters)}\n'
+        f"[training]\nglobal_batch = {json.dumps(list(batches))}\n"
+    )
+    return read_jobs([path])[0]
+
+
+def finished(job: Job) -> dict[str, str]:
+    """Documents there are, by point."""
+    files = {point.name: job.folder / f"{point.name}.json" for point in job.points}
+    return {name: file.read_text() for name, file in files.items() if file.exists()}
+
+
+def kill_and_resume(
+    command: list[str], job: Job, times: int, seconds: tuple[float, float], ledger: Path | None
+) -> None:
+    """Kill the job's process at random moments, then let it end: finished points stay, and aren't begun again."""
+    generator = random.Random(3)
+    for number in range(times + 1):
+        kept, before = finished(job), len(begun(ledger)) if ledger else 0
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        if number < times:
+            try:
+                process.wait(generator.uniform(*seconds))
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGKILL)
+        process.wait(300)
+        now = finished(job)
+        assert {name: now.get(name) for name in kept} == kept
+        assert all(json.loads(text) and (job.folder / f"{name}.log").exists() for name, text in now.items())
+        if ledger:
+            assert not set(begun(ledger)[before:]) & set(kept)
+    assert set(finished(job)) == {point.name for point in job.points}
+
+
+def test_a_killed_job_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed twice and resumed, a job keeps each finished point, begins none of them again, and leaves no process."""
+    job, ledger = job_of(tmp_path, range(1, 25)), tmp_path / "ledger"
+    monkeypatch.setenv(LEDGER, str(ledger))
+    kill_and_resume([sys.executable, "-m", "tests.jobs.fake", str(job.path)], job, 2, (0.6, 1.2), ledger)
+    assert max(Counter(begun(ledger)).values()) <= 3
+    pids = {int(line.split()[1]) for line in ledger.read_text().splitlines()}
+    end = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < end, "a worker outlived its job"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_real_search_killed_twenty_times(tmp_path: Path) -> None:
+    """`autopar search --resume`, killed with SIGKILL at 20 random moments, has found every plan in the end."""
+    job = job_of(tmp_path, [*range(1, 21)], ("1xa100-80gb", "2xa100-80gb"))
+    command = [sys.executable, "-m", "autopar", "search", str(job.path), "--workers", "2", "--resume"]
+    kill_and_resume(command, job, 20, (2.0, 9.0), None)
+    assert all("step_time_s" in json.loads(text) for text in finished(job).values())
+
+
+def test_dead_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A point whose process dies once is tried again; one whose process always dies has failed; others are found."""
+    ledger = tmp_path / "ledger"
+    monkeypatch.setenv(LEDGER, str(ledger))
+    found = run_jobs([job_of(tmp_path, [1, 2, 3])], workers=2, solve=mortal)
+    assert [outcome.status for outcome in found] == ["infeasible", "failed", "infeasible"]
+    assert "ended 2 times with code -9" in found[1].document["error"]["message"]
+    assert sorted(Counter(begun(ledger)).values()) == [1, 2, 2]
+
+
+def test_without_resume_all_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second run begins every point again; with `resume` it begins those of a changed file alone."""
+    ledger = tmp_path / "ledger"
+    monkeypatch.setenv(LEDGER, str(ledger))
+    for batches, resume, count in (([1, 2], False, 2), ([1, 2], False, 2), ([1, 2], True, 0), ([2, 3], True, 1)):
+        before = len(begun(ledger))
+        run_jobs([job_of(tmp_path, batches)], resume=resume, solve=slowly)
+        assert len(begun(ledger)) - before == count
+
+
+def test_plans_and_summaries(tmp_path: Path) -> None:
+    """Plans are what `autopar explain` reads; the tables have a line a point, and say why there is no plan."""
+    job = job_of(tmp_path, [2])
+    job.path.write_text(job.path.read_text() + 'memory_limit = ["1GiB", 1000]\n')
+    (job,) = read_jobs([job.path])
+    found = [solve(point) for point in job.points]
+    assert [result.status for result in found] == ["plan", "infeasible"]
+    record = PlanRecord.from_json(found[0].document)
+    assert (record.request.memory_limit_bytes, record.request.model) == (1 << 30, SMALL)
+    assert "How sure" in found[0].log
+    rows = list(zip(job.points, (result.document for result in found), strict=True))
+    read = list(csv.DictReader(io.StringIO(csv_text(rows))))
+    assert [(row["status"], row["cluster"], row["memory_limit"]) for row in read] == [
+        ("plan", "1xa100-80gb", "1GiB"),
+        ("infeasible", "1xa100-80gb", "1000"),
+    ]
+    assert float(read[0]["step_time_s"]) == record.step_time_s
+    assert "memory is the binding limit" in read[1]["message"]
+    text = markdown("job", rows)
+    assert text.count("| 1xa100-80gb |") == 1
+    assert text.count("infeasible: memory is the binding limit") == 1
