@@ -65,7 +65,7 @@ def real(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> tuple[int, 
 
 @pytest.mark.parametrize("spec", [f"llama:{DIMS},kv_heads=2", f"gpt:{DIMS}"])
 def test_bytes_equal_those_of_a_real_step(spec: str) -> None:
-    """What autograd keeps, and the peak of all activations and temporaries, of whole models on one device: each byte."""
+    """What autograd keeps, and the peak of activations and temporaries, of whole models on one device: each byte."""
     loaded = load_model(spec, seq_len=SEQUENCE)
     graph = trace(loaded.model, loaded.inputs)
     model = loaded.model.to_empty(device="cpu")
