@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from autopar.cli.answer import Answer, check_targets, cluster_of, load, say, speaks, unavailable, work
+from autopar.cli.answer import Answer, check_targets, cluster_of, load, say, speaks, work
 from autopar.cli.options import ClusterName, DtypeName, GlobalBatch, Json, Model, OutFile, ReportFile, Rows, SeqLen
 
 if TYPE_CHECKING:
@@ -67,11 +67,19 @@ def _taken(found: Profile, output: Path | None) -> Answer:
 
 def validate(rows: Rows, report: ReportFile = None, as_json: Json = False) -> Answer:
     """Compare predictions with measured training and memory rows."""
+    check_targets(report)
     from autopar.rows import STEP_KINDS, read_tables
+    from autopar.validation.step_text import steps_text
+    from autopar.validation.steps import predict_steps
+    from autopar.validation.summaries import summary
 
-    count = sum(len(table.rows) for table in read_tables(rows, STEP_KINDS))
-    del report, as_json
-    unavailable(f"validate (its {count} rows are readable)", "run `autopar estimate` for the runs you know")
+    found = predict_steps(read_tables(rows, STEP_KINDS))
+    if report:
+        from autopar.validation.step_page import write_step_page
+
+        write_step_page(found, report)
+    data = {"rows": [row.to_json() for row in found], "summary": summary(found)} if as_json else None
+    return Answer("" if as_json else steps_text(found), data, as_json)
 
 
 def validate_ops(

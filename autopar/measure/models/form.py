@@ -95,3 +95,9 @@ def joined(first: Array, second: Array, sharpness: float) -> Array:
 def waves(work: Array, step: float) -> Array:
     """Rounds in which units do `work` (in units' shares): between what it is and the next whole number, 1 at least."""
     return np.maximum((1 - step) * work + step * np.ceil(work), 1.0)
+
+
+def joined_numbers(first: float, second: float, sharpness: float) -> float:
+    """`joined` of two numbers."""
+    larger, smaller = max(first, second, 1e-30), min(first, second)
+    return larger * float((1 + (smaller / larger) ** sharpness) ** (1 / sharpness))

@@ -1,0 +1,100 @@
+"""How a step is spread over devices: degrees, what is sharded, what runs again. Conventions of frameworks beside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Conventions:
+    """What a framework does where a plan doesn't say.
+
+    `fused_attention`: scores never reach memory. `kernels`: of a block's forward pass. `hides_tp`, `hides_dp`: whether
+    tensor- and data-parallel collectives run beside compute. `gradient_bytes` travel a parameter, and so many
+    `held_gradient_bytes` are kept. `sequence`: whether tensor parallel implies Megatron's sequence parallel. `zero` and
+    `recompute` are the defaults. `dropout`: whether the models of its time train with it. `lean_loss`: whether the loss
+    keeps no float32 copy of the logits. `passes`: how often pointwise work moves what fused kernels would move once;
+    `keeps`: how often autograd keeps it. `library_attention`: whether attention is the maker's newest kernel. `rerun`:
+    the share of a block that `selective` recomputation runs again; 0 where it is the core of attention alone.
+    `stage_microbatches`: whether a pipeline has as many microbatches as stages where a plan doesn't say.
+    """
+
+    name: str
+    fused_attention: bool
+    kernels: int
+    hides_tp: bool
+    hides_dp: bool
+    gradient_bytes: int
+    held_gradient_bytes: int
+    sequence: bool
+    zero: int
+    recompute: str
+    dropout: bool = False
+    lean_loss: bool = False
+    passes: float = 1.0
+    library_attention: bool = False
+    rerun: float = 0.0
+    keeps: float = 1.0
+    stage_microbatches: bool = False
+
+
+CLASSIC = Conventions("megatron 2021", False, 22, False, False, 2, 4, False, 0, "none", True)
+MODERN = Conventions("megatron core", True, 16, False, True, 4, 4, True, 1, "none", library_attention=True)
+TUNED = replace(MODERN, name="nemo", kernels=14, hides_tp=True)
+FSDP = Conventions("fsdp", True, 22, False, True, 4, 4, True, 3, "none", passes=1.5, rerun=0.45)
+COMPILED = replace(FSDP, name="fsdp compiled", kernels=12, passes=0.8)
+TORCHTITAN = replace(COMPILED, name="torchtitan", recompute="selective", stage_microbatches=True)
+TUNED_FSDP = replace(COMPILED, name="automodel", library_attention=True)
+DEEPSPEED = Conventions("deepspeed", True, 30, False, True, 2, 2, False, 3, "none", passes=1.5, rerun=0.45)
+PADDLE = Conventions("paddle", True, 26, False, False, 2, 2, False, 1, "none", passes=1.3)
+INTERNEVO = Conventions("internevo", True, 20, False, True, 2, 2, False, 1, "none", passes=1.3)
+GALVATRON = replace(MODERN, name="galvatron", zero=3, passes=1.5, keeps=1.9)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Degrees and choices of a step, of which ep divides dp * cp (times tp where experts aren't split).
+
+    `zero_ways` are the ranks over which ZeRO shards, 0 for all data ranks. `recomputed` is the share of blocks that run
+    again whole, `selective` whether the core of attention does. `gemm_dtype` is that of the blocks' linear layers.
+    """
+
+    dp: int
+    tp: int
+    cp: int
+    ep: int
+    pp: int
+    chunks: int
+    schedule: str
+    microbatch: int
+    num_microbatches: int
+    zero: int
+    zero_ways: int
+    sequence: bool
+    recomputed: float
+    selective: bool
+    fused_attention: bool
+    compute: str
+    gemm_dtype: str
+    conventions: Conventions
+    stage_layers: tuple[int, ...] = ()
+
+    @property
+    def devices(self) -> int:
+        """Devices used."""
+        return self.dp * self.tp * self.cp * self.pp
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that share a dense parameter's gradient."""
+        return self.dp * self.cp
+
+    @property
+    def shard_ways(self) -> int:
+        """Ranks over which states, or all, of a dense parameter are sharded."""
+        return min(self.zero_ways or self.data_ranks, self.data_ranks) if self.zero else 1
+
+    @property
+    def expert_ways(self) -> int:
+        """Ranks that the experts of a layer are dealt over."""
+        return max(1, self.ep)

@@ -1,0 +1,170 @@
+"""Bytes of a step on the fullest device: states by the framework's policy, activations in flight, temporaries, reserve.
+
+Activations are what autograd keeps of a block (Korthikanti et al., "Reducing activation recomputation in large
+transformer models", 2022: s b h (34 + 5 a s / h) for GPT with dropout and scores in memory), divided as tensor,
+sequence and context parallel divide them, times the microbatches that the schedule has under way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from autopar.cluster import Device
+from autopar.cost.schedule import ORDERS, in_flight
+from autopar.cost.schedule import Shape as ScheduleShape
+from autopar.transformer.calls import local_tokens
+from autopar.transformer.dims import Shape
+from autopar.transformer.layout import Layout
+from autopar.transformer.stages import stage_blocks
+
+CONTEXT_BYTES, SLACK, COMMUNICATION_BYTES = 1.0e9, 0.1, 1.0e9
+"""What a process holds beside its tensors: driver and libraries, the allocator's holes as a share of tensors, and
+buffers of the collectives' library. Fitted to published totals."""
+
+LOGITS_BYTES, LEAN_LOGITS_BYTES = 12.0, 6.0
+"""A logit in the half dtype, widened, and its gradient in both; or with a loss that works in place."""
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Bytes at the peak by category. `reserve` is what is held beside tensors, `slack` of it the allocator's."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    transient: float
+    context: float
+    slack: float
+
+    @property
+    def tensors(self) -> float:
+        """Bytes of tensors alone."""
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.transient
+
+    @property
+    def states(self) -> float:
+        """Parameters, gradients and optimizer states."""
+        return self.parameters + self.gradients + self.optimizer
+
+    @property
+    def total(self) -> float:
+        """All that the device's tools show."""
+        return self.tensors + self.context + self.slack
+
+
+def peak_bytes(shape: Shape, layout: Layout) -> Bytes:
+    """Bytes on the fullest device."""
+    return max((stage_bytes(shape, layout, group) for group in range(layout.pp)), key=lambda found: found.total)
+
+
+def fits(found: Bytes, device: Device) -> bool:
+    """Whether a device's usable bytes hold it."""
+    return found.total <= device.usable_bytes
+
+
+def stage_bytes(shape: Shape, layout: Layout, group: int) -> Bytes:
+    """Bytes on a device of the pipeline's group `group`."""
+    blocks = stage_blocks(shape, layout)
+    mine = blocks[group :: layout.pp]
+    first, last = group == 0, group == layout.pp - 1
+    dense, expert = _elements(shape, layout, sum(mine), first=first, last=last)
+    parameters, gradients, optimizer, gathered = _states(shape, layout, dense, expert)
+    kept, whole = kept_bytes(shape, layout), block_bytes(shape, layout)
+    ways = in_flight_of(layout)
+    activations = sum(n * ways[group + c * layout.pp] * kept for c, n in enumerate(mine))
+    logits = _logits(shape, layout) if last else 0.0
+    rerun = whole if kept < whole else 0.0
+    transient = max(logits, rerun + 0.5 * whole) + gathered
+    holes = SLACK * (parameters + gradients + optimizer + activations + transient)
+    multi = layout.devices > 1
+    return Bytes(parameters, gradients, optimizer, activations, transient,
+                 CONTEXT_BYTES + COMMUNICATION_BYTES * multi, holes)  # fmt: skip
+
+
+def _elements(shape: Shape, layout: Layout, blocks: float, *, first: bool, last: bool) -> tuple[float, float]:
+    """Elements of dense parameters and of experts on a device, before data-parallel sharding."""
+    feed = shape.expert_params
+    each = (shape.block_params - max(1, shape.experts) * feed + (0 if shape.experts else feed)) / layout.tp
+    split = layout.expert_ways if layout.expert_ways > 1 else layout.tp
+    ends = (first + (last and not (first and shape.tied))) * shape.embedding_params / layout.tp
+    return blocks * each + ends, blocks * shape.experts * feed / split
+
+
+def _states(shape: Shape, layout: Layout, dense: float, expert: float) -> tuple[float, float, float, float]:
+    """Bytes of parameters, gradients, optimizer states, and of what is gathered for a while."""
+    ways = layout.shard_ways
+    ranks = max(1, layout.data_ranks * layout.tp // layout.expert_ways) if layout.expert_ways > 1 else layout.data_ranks
+    expert_ways = min(ways, ranks) if layout.zero else 1
+    sharded, whole = dense / ways + expert / expert_ways, dense + expert
+    policy = layout.conventions
+    width = 4.0 if layout.compute == "float32" else 2.0
+    if layout.zero == 3:
+        block = shape.block_params / layout.tp / (layout.expert_ways if shape.experts else 1)
+        gathered = max(2 * block * width, shape.embedding_params / layout.tp * width) + block * policy.gradient_bytes
+        if layout.pp > 1:  # parameters stay gathered, and gradients whole, until the step ends
+            return 4.0 * sharded + width * whole, policy.gradient_bytes * whole, 8.0 * sharded, 0.0
+        return 4.0 * sharded, 4.0 * sharded, 8.0 * sharded, gathered
+    master = 0.0 if width == 4.0 else 4.0
+    held = policy.held_gradient_bytes if width == 2.0 else 4.0
+    gradients = held * (sharded if layout.zero == 2 else whole)
+    return width * whole, gradients, (8.0 + master) * sharded, 0.0
+
+
+def block_bytes(shape: Shape, layout: Layout) -> float:
+    """What autograd keeps of one block for one microbatch on one device."""
+    tokens, t = local_tokens(shape, layout), layout.tp
+    h, inner = shape.hidden, shape.heads * shape.head_dim / t
+    shared = max(1.0, shape.kv_heads / t) * shape.head_dim
+    dropout = layout.conventions.dropout
+    whole = (8 + 2 * dropout) * h / (t if layout.sequence else 1)  # inputs of both norms and of both first products
+    attention = 2 * (inner + 2 * shared) + 2 * inner
+    per_token = shape.topk if shape.experts else 1
+    wide = shape.ffn / (1 if shape.experts and layout.ep > 1 else t)
+    fed = per_token * wide * (6 if shape.gated else 4) / (t if shape.experts and layout.ep > 1 else 1)
+    routed = 4.0 * per_token * h / t if shape.experts else 0.0
+    total = tokens * (whole + attention + fed + routed) * layout.conventions.keeps
+    return total + score_bytes(shape, layout)
+
+
+def score_bytes(shape: Shape, layout: Layout) -> float:
+    """What is kept of scores where they reach memory: the softmax, and with dropout its mask and result."""
+    if layout.fused_attention:
+        return 0.0
+    scores = layout.microbatch * shape.heads / layout.tp * shape.seq * shape.seq / layout.cp
+    return scores * (5 if layout.conventions.dropout else 2)
+
+
+def kept_bytes(shape: Shape, layout: Layout) -> float:
+    """Of `block_bytes`, what is kept until the backward pass under the layout's recomputation, a block on average."""
+    whole = block_bytes(shape, layout)
+    inputs = 2.0 * local_tokens(shape, layout) * shape.hidden / (layout.tp if layout.sequence else 1)
+    if layout.selective and not layout.recomputed:
+        rerun = layout.conventions.rerun
+        return (1 - rerun) * whole if rerun else whole - score_bytes(shape, layout)
+    return layout.recomputed * inputs + (1 - layout.recomputed) * whole
+
+
+def _logits(shape: Shape, layout: Layout) -> float:
+    each = LEAN_LOGITS_BYTES if layout.conventions.lean_loss else LOGITS_BYTES
+    return local_tokens(shape, layout) * shape.vocab / layout.tp * each
+
+
+def in_flight_of(layout: Layout) -> tuple[int, ...]:
+    """Microbatches under way at each stage."""
+    count = layout.num_microbatches
+    if layout.pp == 1:
+        return (1,)
+    if layout.schedule == "dualpipev" or layout.schedule == "zbv":
+        return (min(count, layout.pp),) * layout.pp * layout.chunks
+    return _in_flight(layout.schedule, layout.pp, layout.chunks, count)
+
+
+@lru_cache(maxsize=4096)
+def _in_flight(schedule: str, groups: int, chunks: int, count: int) -> tuple[int, ...]:
+    name = "interleaved" if chunks > 1 else schedule if schedule in ORDERS else "1f1b"
+    count = min(count, 4 * groups)  # beyond that nothing changes
+    if name == "interleaved" and count % groups:
+        count = max(groups, count - count % groups)
+    return in_flight(ScheduleShape(name, groups, chunks, count))

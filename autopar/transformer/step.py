@@ -1,0 +1,234 @@
+"""Seconds of a step: pieces of work and traffic, put together on the pipeline's schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import log2
+
+from autopar.cluster import Cluster
+from autopar.cost.roofline import model_of
+from autopar.cost.schedule import ORDERS, simulate
+from autopar.cost.schedule import Shape as ScheduleShape
+from autopar.cost.sync import exposed_s
+from autopar.measure.models.form import joined_numbers
+from autopar.transformer.calls import Local, Piece, block_piece, embedding_piece, head_piece
+from autopar.transformer.constants import Constants
+from autopar.transformer.dims import Shape
+from autopar.transformer.layout import Layout
+from autopar.transformer.stages import stage_blocks
+from autopar.transformer.traffic import Traffic, Wire, traffic
+
+OPTIMIZER_BYTES = 34.0
+"""Adam in float32 with a half-precision copy: reads gradient, master and moments, writes the latter and the copy."""
+
+SHARPNESS = 3.0
+"""How sharply a piece turns from being bound by the host to being bound by the device."""
+
+SIMULATED = 200_000
+"""Operations of a schedule above which its closed form is taken."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """All that a step asks for, before calibration."""
+
+    shape: Shape
+    layout: Layout
+    block: Piece
+    embedding: Piece
+    head: Piece
+    traffic: Traffic
+    nodes: int
+    device: tuple[str, str]
+    link: str
+    network: str
+    bytes_per_s: float
+
+
+def costs_of(shape: Shape, layout: Layout, cluster: Cluster) -> Costs:
+    """Price the pieces of a step on a cluster."""
+    device, model = cluster.device, model_of(cluster.device)
+    nodes = -(-layout.devices // cluster.devices_per_node)
+    return Costs(
+        shape, layout, block_piece(shape, layout, model), embedding_piece(shape, layout, model),
+        head_piece(shape, layout, model), traffic(shape, layout, cluster, model), nodes,
+        (device.architecture, device.name), cluster.intra.name, cluster.inter.name, device.memory_bytes_per_s,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step, and of these what nothing hides."""
+
+    step_time_s: float
+    communication_s: float
+    bubble_s: float
+    optimizer_s: float
+
+
+def step_time(costs: Costs, constants: Constants, *, simulated: bool = True) -> StepTime:
+    """Put a step together; by the pipeline's closed form unless `simulated`."""
+    return _Assembly(costs, constants).together(simulated=simulated)
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """Seconds of a piece's passes, and of these exposed communication."""
+
+    forward: float
+    backward: float
+    exposed: float = 0.0
+
+
+class _Assembly:
+    def __init__(self, costs: Costs, constants: Constants) -> None:
+        self.costs, self.layout, self.known = costs, costs.layout, constants
+        self.hides = costs.layout.conventions
+
+    def local(self, work: Local) -> float:
+        """Seconds of local work, as the device or the host that starts its kernels bounds it."""
+        known, which = self.known, self.costs.device
+        attention = known.of("attention", *which) * (1 if self.hides.library_attention else known.of("plain_attention"))
+        device = (
+            work.gemm * known.of("gemm", *which) + work.narrow * known.of("narrow", *which)
+            + work.grouped * known.of("grouped", *which) + work.attention * attention
+            + work.moved * known.of("moved", *which)
+        )  # fmt: skip
+        device += work.kernels * known.of("gap_us") * 1e-6
+        return joined_numbers(device, work.kernels * known.of("kernel_us") * 1e-6, SHARPNESS)
+
+    def sent(self, wire: Wire) -> float:
+        """Seconds of a collective."""
+        known = self.known
+        return (
+            wire.inside * known.of("inside", self.costs.link) + wire.between * known.of("between", self.costs.network)
+            + wire.rounds * known.of("round_us") * 1e-6
+        )  # fmt: skip
+
+    def together(self, *, simulated: bool) -> StepTime:
+        layout, costs = self.layout, self.costs
+        block, ends = self.block(), self.ends()
+        stages = stage_blocks(costs.shape, layout)
+        forward = [n * block.forward for n in stages]
+        backward = [n * block.backward for n in stages]
+        forward[0] += ends[0].forward
+        backward[0] += ends[0].backward
+        forward[-1] += ends[1].forward
+        backward[-1] += ends[1].backward
+        boundary = self.sent(costs.traffic.boundary)
+        extra = self.known.of("pass_us") * 1e-6
+        forward = [f + extra for f in forward]
+        backward = [b + extra for b in backward]
+        busy, piped = self.pipeline(forward, backward, boundary, simulated=simulated)
+        own = max(sum(stages[g :: layout.pp]) for g in range(layout.pp))
+        optimizer = self.optimizer()
+        synced = self.synchronised(own, backward, forward)
+        slower = 1 + self.known.of("straggle") * log2(max(1, costs.nodes))
+        total = (piped + optimizer + synced) * slower + self.known.of("step_ms") * 1e-3
+        exposed = layout.num_microbatches * own * block.exposed + synced
+        return StepTime(total, exposed, piped - busy, optimizer)
+
+    def block(self) -> _Passes:
+        """A block's passes over a microbatch with the communication that nothing hides."""
+        costs, layout, known = self.costs, self.layout, self.known
+        forward, backward = self.local(costs.block.forward), self.local(costs.block.backward)
+        again = layout.recomputed * forward
+        if layout.selective and not layout.recomputed:
+            again = self.hides.rerun * forward or self.local(costs.block.core)
+        shown = 1 - known.of("tensor_hidden") if self.hides.hides_tp and layout.sequence else 1.0
+        tensor = self.sent(costs.traffic.tensor_forward) * shown
+        returned = self.sent(costs.traffic.tensor_backward) * shown
+        ring = self.sent(costs.traffic.context) * (1 - known.of("context_hidden"))
+        routed = self.sent(costs.traffic.experts) * known.of("routing")
+        sent, back = tensor + ring + routed, returned + 2 * ring + routed
+        back += layout.recomputed * sent
+        if layout.zero == 3:
+            gather, scatter = self.sent(costs.traffic.parameters), self.sent(costs.traffic.gradients)
+            hidden = known.of("shard_hidden")
+            sent += exposed_s(gather, forward, hidden)
+            back += exposed_s(gather + scatter, backward + again, hidden)
+        return _Passes(forward + sent, backward + again + back, sent + back)
+
+    def ends(self) -> tuple[_Passes, _Passes]:
+        """Embedding and head."""
+        costs = self.costs
+        first = _Passes(self.local(costs.embedding.forward), self.local(costs.embedding.backward))
+        last = _Passes(self.local(costs.head.forward), self.local(costs.head.backward))
+        if self.layout.zero == 3:
+            gather, scatter = self.sent(costs.traffic.ends_parameters), self.sent(costs.traffic.ends_gradients)
+            first = _Passes(first.forward + gather, first.backward + scatter)
+        return first, last
+
+    def pipeline(
+        self, forward: Sequence[float], backward: Sequence[float], boundary: float, *, simulated: bool
+    ) -> tuple[float, float]:
+        """Seconds that the busiest group works, and seconds from the first pass to the last."""
+        layout = self.layout
+        p, m = layout.pp, layout.num_microbatches
+        works = [m * sum(f + b for f, b in zip(forward[g::p], backward[g::p], strict=True)) for g in range(p)]
+        busy = max(works)
+        if p == 1:
+            return busy, busy
+        schedule = "interleaved" if layout.chunks > 1 else layout.schedule
+        legal = schedule in ORDERS and m >= p and (schedule != "interleaved" or m % p == 0)
+        if simulated and legal and 2 * m * len(forward) <= SIMULATED:
+            times = [tuple(round(x, 9) for x in xs) for xs in (forward, backward)]
+            return busy, _simulated(ScheduleShape(schedule, p, layout.chunks, m), times[0], times[1], boundary)
+        return busy, busy + self.bubble(forward, backward, boundary)
+
+    def bubble(self, forward: Sequence[float], backward: Sequence[float], boundary: float) -> float:
+        """Seconds of filling and draining, by the closed forms of the schedules' papers.
+
+        1F1B and GPipe (p - 1)(F + B); interleaved that over v; ZB-H1 (p - 1)(F + B - 2 W) with W, the part of B that
+        makes weight gradients, half of it; ZB-V and DualPipeV (p - 1)(F + B - 3 W) and (p / 2 - 1) of the same.
+        """
+        p = self.layout.pp
+        mean = (sum(forward) + sum(backward)) / len(forward)
+        weights = sum(backward) / len(backward) / 2
+        hops = 2 * (p - 1) * boundary
+        schedule = self.layout.schedule
+        if schedule == "zb":
+            return (p - 1) * max(0.0, mean - 2 * weights) + hops
+        if schedule == "zbv":
+            return (p - 1) * max(0.0, mean - 3 * weights) + hops
+        if schedule == "dualpipev":
+            return max(0.0, p / 2 - 1) * max(0.0, mean - weights) + hops
+        return (p - 1) * mean + hops
+
+    def synchronised(self, blocks: float, backward: Sequence[float], forward: Sequence[float]) -> float:
+        """Exposed seconds of gradients and parameters, once a step, on the stage that has the embedding."""
+        layout, flow = self.layout, self.costs.traffic
+        if layout.zero == 3:
+            return self.sent(flow.ends_gradients)
+        ends = 1.0 if layout.pp > 1 or self.costs.shape.tied else 2.0
+        gradients = self.sent(flow.gradients) * blocks + self.sent(flow.ends_gradients) * ends
+        parameters = self.sent(flow.parameters) * blocks + self.sent(flow.ends_parameters) * ends
+        tied = self.sent(flow.tied)
+        if layout.data_ranks == 1 or not self.hides.hides_dp:
+            return gradients + parameters + tied
+        hidden = self.known.of("data_hidden")
+        stages = range(0, len(backward), layout.pp)
+        last = sum(backward[s] for s in stages)
+        first = sum(forward[s] for s in stages)
+        return exposed_s(gradients, last, hidden) + exposed_s(parameters, first, hidden) + tied
+
+    def optimizer(self) -> float:
+        """Seconds of the optimizer's step over this rank's share."""
+        shape, layout = self.costs.shape, self.layout
+        dense = shape.attention_params + (0 if shape.experts else shape.expert_params)
+        experts = shape.experts * shape.expert_params
+        blocks = max(stage_blocks(shape, layout)) * layout.chunks
+        own = dense * blocks / layout.tp / layout.shard_ways
+        if experts:
+            ranks = max(1, layout.data_ranks * layout.tp // layout.expert_ways)
+            own += experts * blocks / layout.expert_ways / (min(layout.shard_ways, ranks) if layout.zero else 1)
+        own += shape.embedding_params / layout.tp / layout.shard_ways * (1 if layout.pp > 1 or shape.tied else 2)
+        return own * OPTIMIZER_BYTES / self.costs.bytes_per_s * self.known.of("optimizer")
+
+
+@lru_cache(maxsize=4096)
+def _simulated(shape: ScheduleShape, forward: tuple[float, ...], backward: tuple[float, ...], boundary: float) -> float:
+    sent = [boundary] * (shape.stages - 1)
+    return simulate(shape, forward, backward, sent, [0.0] * shape.stages).step_time_s

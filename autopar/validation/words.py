@@ -1,0 +1,127 @@
+"""Words of sources for devices, dtypes, ZeRO, schedules, recomputation and frameworks: one table, and its reading.
+
+Texts are compared in small letters, runs of other characters than letters, digits and points as one blank. The longest
+known alias found in a text wins. What can't be read raises ConfigError, which names what is known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeVar
+
+from autopar.cluster import DeviceFile, all_devices
+from autopar.errors import ConfigError
+from autopar.transformer import layout
+from autopar.transformer.layout import Conventions
+
+FRAMEWORKS: Mapping[str, Conventions] = {
+    "megatron": layout.MODERN, "megatron lm": layout.MODERN, "megatron core": layout.MODERN, "mcore": layout.MODERN,
+    "pai megatron": layout.MODERN, "megatron deepspeed": layout.CLASSIC, "megatron lm 2021": layout.CLASSIC,
+    "megatron lm v1": layout.CLASSIC, "megatron lm v2": layout.CLASSIC, "flagscale": layout.MODERN,
+    "galvatron": layout.GALVATRON, "colossalai": layout.MODERN, "nanotron": layout.MODERN, "gpt neox": layout.CLASSIC,
+    "nemo": layout.TUNED, "nemo megatron core": layout.TUNED, "megatron bridge": layout.TUNED,
+    "transformer engine": layout.TUNED, "paddlenlp": layout.PADDLE, "paddle": layout.PADDLE,
+    "internevo": layout.INTERNEVO, "internlm": layout.INTERNEVO, "torchtitan": layout.TORCHTITAN, "fsdp": layout.FSDP,
+    "fsdp2": layout.FSDP, "pytorch": layout.FSDP, "fms fsdp": layout.COMPILED, "torch compile": layout.COMPILED,
+    "nemo automodel": layout.TUNED_FSDP, "automodel": layout.TUNED_FSDP, "maxtext": layout.COMPILED,
+    "paxml": layout.COMPILED, "jax": layout.COMPILED, "litgpt": layout.FSDP, "lightning": layout.FSDP,
+    "accelerate": layout.FSDP, "llm foundry": layout.FSDP, "composer": layout.FSDP, "hf trainer": layout.FSDP,
+    "ddp": layout.FSDP, "deepspeed": layout.DEEPSPEED, "hf trainer deepspeed": layout.DEEPSPEED,
+    "zero": layout.DEEPSPEED,
+}  # fmt: skip
+
+DTYPES: Mapping[str, str] = {
+    "bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16", "half": "fp16", "fp32": "fp32",
+    "float32": "fp32", "tf32": "fp32", "fp8": "fp8", "float8": "fp8", "fp8 cs": "fp8", "fp8 mx": "mxfp8",
+    "mxfp8": "mxfp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "mxfp4": "nvfp4", "bf16 fp16 amp": "bf16", "amp": "bf16",
+    "mixed": "bf16",
+}  # fmt: skip
+
+SCHEDULES: Mapping[str, str] = {
+    "none": "1f1b", "1f1b": "1f1b", "one forward one backward": "1f1b", "pipedream flush": "1f1b", "gpipe": "gpipe",
+    "interleaved": "interleaved", "interleaved 1f1b": "interleaved", "interleaved or 1f1b": "", "not stated": "",
+    "afab": "gpipe", "zb": "zb", "zb h1": "zb", "zero bubble": "zb", "zbv": "zbv", "zb v": "zbv",
+    "dualpipe": "dualpipev", "dualpipev": "dualpipev",
+}  # fmt: skip
+
+RECOMPUTES: Mapping[str, str] = {
+    "none": "none", "off": "none", "no": "none", "0": "none", "false": "none", "selective": "selective",
+    "full": "full", "block": "full", "uniform": "full", "1": "full", "true": "full", "yes": "full", "all": "full",
+}  # fmt: skip
+
+Value = TypeVar("Value")
+
+
+def plain(text: str) -> str:
+    """Small letters and digits, all else as single blanks."""
+    return " ".join(re.findall(r"[a-z0-9.]+", text.lower()))
+
+
+def longest(text: str, table: Mapping[str, Value]) -> tuple[str, Value] | None:
+    """The longest key of `table` that stands in `text` as whole words, with its value."""
+    words = f" {plain(text)} "
+    found = [key for key in table if f" {key} " in words]
+    best = max(found, key=len, default=None)
+    return None if best is None else (best, table[best])
+
+
+def value_in(column: str, text: str, table: Mapping[str, Value]) -> Value:
+    """What the text of a column means; raises ConfigError where nothing known stands in it."""
+    found = longest(text, table)
+    if found is None:
+        raise ConfigError(f"{column}={text!r} is not known; it should name one of {', '.join(sorted(table))}")
+    return found[1]
+
+
+@dataclass(frozen=True)
+class Zero:
+    """A ZeRO level and the ranks that share, 0 for all data ranks, -1 for those of a node."""
+
+    level: int
+    ways: int = 0
+
+
+def zero_in(text: str) -> Zero:
+    """Read `1 (optimizer states over 8 dp ranks)`, `fsdp2 (shard 64)`, `hsdp`, `2`; raises ConfigError."""
+    words = plain(text)
+    group = re.search(r"(?:group|shard|over|size) (\d+)\b", words)
+    ways = int(group[1]) if group else 0
+    if match := re.match(r"(?:zero )?(?:stage )?([0-3])\b", words):
+        return Zero(int(match[1]), ways)
+    if re.search(r"\b(?:hsdp|hybrid shard)", words):
+        return Zero(3, ways or -1)
+    if re.search(r"\bfsdp|\bfully? shard|\bzero ?3|\bparameters\b", words):
+        return Zero(3, ways)
+    if match := re.search(r"\bzero ?(?:stage )?([0-3])", words):
+        return Zero(int(match[1]), ways)
+    if re.search(r"distributed optimizer|optimizer states?", words):
+        return Zero(1, ways)
+    if re.search(r"\bddp\b|\bnone\b|data parallel", words):
+        return Zero(0)
+    raise ConfigError(f"zero_stage={text!r} is not known; give 0 to 3, ddp, distributed optimizer, fsdp or hsdp")
+
+
+@lru_cache(maxsize=1024)
+def device_in(text: str) -> tuple[DeviceFile, str]:
+    """The device that a text names, and the alias found: the longest one. Raises ConfigError where there is none."""
+    known = {plain(key): device for device in all_devices() for key in (device.name, *device.aliases)}
+    found = longest(text, known)
+    if found is None:
+        raise ConfigError(f"gpu={text!r} is not known; `autopar devices` lists those there are")
+    return found[1], found[0]
+
+
+def framework_in(text: str) -> Conventions:
+    """Conventions of the framework that a text names; Megatron core's where it is empty or unknown."""
+    if re.search(r"zero ?-?3", text.lower()):
+        return layout.DEEPSPEED
+    found = longest(re.sub(r"\bv(\d)[\d.]*", r"v\1", text.lower()), FRAMEWORKS)
+    return layout.MODERN if found is None else found[1]
+
+
+def first_of(row: Mapping[str, str], columns: Iterable[str]) -> str:
+    """The first text of the columns that isn't empty."""
+    return next((row[c].strip() for c in columns if row.get(c, "").strip()), "")

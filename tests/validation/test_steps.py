@@ -1,0 +1,169 @@
+"""Training and memory rows: what is read of them, that none ends the command, and what is said of all together."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from autopar.cli.main import _run
+from autopar.cluster import all_devices
+from autopar.errors import ConfigError
+from autopar.rows import STEP_KINDS, Table, read_tables
+from autopar.validation.steps import PredictedStep, predict_steps
+from autopar.validation.summaries import LEAST_PLANS, summary
+from autopar.validation.words import Zero, device_in, framework_in, zero_in
+
+ROW = {
+    "row_id": "a", "source_id": "lab", "model_name": "llama", "arch": "llama", "layers": "32", "hidden": "4096",
+    "heads": "32", "kv_heads": "8", "ffn_hidden": "14336", "vocab": "128256", "seq_len": "8192", "gpu": "H100-80GB-SXM",
+    "gpus": "64", "gpus_per_node": "8", "dtype": "bf16", "framework": "Megatron-LM", "dp": "16", "tp": "4", "pp": "1",
+    "cp": "1", "micro_batch": "1", "global_batch_seqs": "128", "step_time_s": "5", "status": "ok",
+}  # fmt: skip
+
+
+def predict(*rows: dict[str, str], kind: str = "training") -> list[PredictedStep]:
+    return predict_steps([Table(Path("rows.csv"), kind, [ROW | row for row in rows])])
+
+
+@pytest.mark.parametrize(
+    ("text", "zero"),
+    [
+        ("1 (optimizer states over 8 dp ranks)", Zero(1, 8)), ("1 (optimizer states over all dp)", Zero(1)),
+        ("fsdp2 (shard 64)", Zero(3, 64)), ("fsdp2 (full shard)", Zero(3)), ("fsdp(shard group 128)", Zero(3, 128)),
+        ("hsdp", Zero(3, -1)), ("ddp/distributed-optimizer", Zero(1)), ("distributed optimizer (1)", Zero(1)),
+        ("2", Zero(2)), ("ZeRO-2", Zero(2)), ("zero stage 3", Zero(3)), ("ddp", Zero(0)),
+    ],
+)  # fmt: skip
+def test_words_for_zero(text: str, zero: Zero) -> None:
+    """What sources write for the sharding of states is read as a level and a number of ranks."""
+    assert zero_in(text) == zero
+
+
+def test_longest_alias_wins() -> None:
+    """A device's and a framework's most specific name in a text decides; what isn't known is said."""
+    assert device_in("H100-96GB-HBM2e (500W)")[0].name == "h100-96gb"
+    assert device_in("A100 (unlabelled)")[0].name == "a100-80gb"
+    assert framework_in("NeMo AutoModel (PyTorch FSDP2) TE + DeepEP").name == "automodel"
+    assert framework_in("Megatron-LM v1.1.5 + ZeRO-3").name == "deepspeed"
+    for device in all_devices():
+        for name in (device.name, *device.aliases):
+            assert device_in(name)[0].name == device.name
+    with pytest.raises(ConfigError, match="X9000"):
+        device_in("X9000")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"gpu": "X9000"}, "X9000"), ({"zero_stage": "sometimes"}, "sometimes"), ({"dtype": "int4"}, "int4"),
+        ({"tp": "3"}, "3"), ({"layers": ""}, "layers"), ({"schedule": "random"}, "random"), ({"dp": "7"}, "dp"),
+        ({"arch": "hybrid-mamba"}, "mamba"), ({"gpus": "many"}, "many"), ({"recompute": "perhaps"}, "perhaps"),
+        ({"global_batch_seqs": "8"}, "dp=16"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_skipped_with_its_reason(change: dict[str, str], reason: str) -> None:
+    """A row whose words aren't known is left out with the word; the row beside it is predicted."""
+    bad, good = predict(change, {})
+    assert bad.skipped_reason is not None
+    assert reason in bad.skipped_reason
+    assert bad.predicted_step_time_s is None
+    assert good.predicted_step_time_s
+    assert good.ape is not None
+
+
+def test_no_row_ends_the_command() -> None:
+    """Whatever stands in a column, a row is predicted with finite figures or skipped with a reason."""
+    odd = ("", "0", "-1", "1e309", "nan", "2.5", "999999999", "x,y", "(1)")
+    rows = [{column: value} for column, value in product(ROW, odd) if column != "row_id"]
+    rows += [{"experts": "128", "topk": value, "ep": value} for value in odd]
+    for kind in ("training", "memory"):
+        for row in predict(*rows, kind=kind):
+            figures = (row.predicted_step_time_s, row.predicted_peak_memory_bytes)
+            assert row.skipped_reason or all(figure is not None and 0 < figure < 1e30 for figure in figures)
+
+
+def test_what_is_left_open_is_assumed_and_listed() -> None:
+    """An empty column takes the framework's default, and the answer says so."""
+    (row,) = predict({"vocab": "", "micro_batch": "", "zero_stage": "", "recompute": ""})
+    assert {"vocab=32000", "micro_batch=1", "zero_stage=1", "recompute=none"} <= set(row.assumed)
+    (full,) = predict({"zero_stage": "0", "recompute": "full"})
+    assert not any(a.startswith(("vocab", "zero", "recompute")) for a in full.assumed)
+
+
+def test_measured_times_of_several_kinds() -> None:
+    """Tokens a second stand for a missing time; inverted times are summed up apart; oom rows aren't scored."""
+    timed, by_rate, inverted, out = predict(
+        {}, {"step_time_s": "", "tokens_per_s_per_gpu": str(128 * 8192 / 64 / 4)},
+        {"step_time_s": "", "step_time_est_s": "6"}, {"status": "oom"},
+    )  # fmt: skip
+    assert timed.measured_step_time_s == 5
+    assert by_rate.measured_step_time_s == pytest.approx(4)
+    assert inverted.estimated
+    assert inverted.measured_step_time_s == 6
+    assert out.ape is None
+    assert out.oom
+    found = summary([timed, by_rate, inverted, out])
+    assert (found["n"], found["estimated"]["n"]) == (2, 1)
+
+
+def test_bytes_in_the_unit_of_the_tool() -> None:
+    """A gigabyte is 1e9 bytes, a whole number that nvidia-smi shows is GiB; a component is compared with its own."""
+    whole, shown, states = predict(
+        {"component": "total peak", "peak_mem_gb": "60"},
+        {"component": "total peak", "peak_mem_gb": "60", "mem_kind": "nvidia-smi"},
+        {"component": "model states", "peak_mem_gb": "30", "mem_kind": "torch allocated"},
+        kind="memory",
+    )  # fmt: skip
+    assert whole.measured_peak_memory_bytes == 60e9
+    assert shown.measured_peak_memory_bytes == 60 * 2**30
+    assert states.predicted_component_bytes
+    assert states.predicted_component_bytes < states.predicted_peak_memory_bytes
+
+
+def _plan(group: str, predicted: float, measured: float) -> PredictedStep:
+    return PredictedStep(
+        "r", "training", group=(group,), predicted_step_time_s=predicted, measured_step_time_s=measured,
+        ape=abs(predicted / measured - 1), baseline_s=1.0, closed_form_s=1.0,
+    )  # fmt: skip
+
+
+def test_ranking_by_hand() -> None:
+    """Tau and regret of two groups, worked out on paper.
+
+    Group a: of three pairs one is within 5 %; of the two others one is in order, so tau 0, and the plan taken, of 11 s,
+    loses 10 %. Group b: all in order. A group of two plans isn't ranked.
+    """
+    a = [_plan("a", 1, 11), _plan("a", 2, 10), _plan("a", 3, 11.3)]
+    b = [_plan("b", 1, 1), _plan("b", 2, 2), _plan("b", 3, 3)]
+    found = summary([*a, *b, _plan("c", 2, 1), _plan("c", 1, 2)])
+    assert LEAST_PLANS == 3
+    assert found["n_groups"] == 2
+    assert found["kendall_tau"] == pytest.approx((0 + 1) / 2)
+    assert found["mean_regret"] == pytest.approx((0.1 + 0) / 2)
+    assert found["near_best"] == pytest.approx(0.5)
+    assert found["baselines"]["constant"]["kendall_tau"] == 0  # equal predictions rank nothing
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command prints the table in 80 columns, or the contract's JSON alone, and writes the page."""
+    path = tmp_path / "rows.csv"
+    names = list(ROW)
+    path.write_text("\n".join([",".join(names), *(",".join((ROW | {"tp": t, "dp": str(64 // int(t))})[n] for n in names)
+                                                  for t in "1248")]))  # fmt: skip
+    page = tmp_path / "page.html"
+    assert _run(["validate", str(path), "--report", str(page)], debug=True) == 0
+    text = capsys.readouterr().out
+    assert "lab" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert "<pre>" in page.read_text()
+    assert _run(["validate", str(path), "--json"], debug=True) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"n", "n_skipped", "median_ape", "mean_ape", "p90_ape", "mean_bias", "baseline_median_ape", "by_source",
+            "by_gpu", "kendall_tau", "mean_regret", "estimated", "memory"} <= set(found["summary"])  # fmt: skip
+    assert {"row_id", "predicted_step_time_s", "measured_step_time_s", "ape", "predicted_peak_memory_bytes",
+            "predicted_component_bytes", "measured_peak_memory_bytes", "feasible", "assumed",
+            "skipped_reason"} <= set(found["rows"][0])  # fmt: skip
+    assert read_tables([path], STEP_KINDS)[0].kind == "training"
