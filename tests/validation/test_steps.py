@@ -120,7 +120,7 @@ def test_bytes_in_the_unit_of_the_tool() -> None:
     assert whole.measured_peak_memory_bytes == 60e9
     assert shown.measured_peak_memory_bytes == 60 * 2**30
     assert states.predicted_component_bytes
-    assert states.predicted_component_bytes < states.predicted_peak_memory_bytes
+    assert states.predicted_component_bytes < (states.predicted_peak_memory_bytes or 0.0)
 
 
 def _plan(group: str, predicted: float, measured: float) -> PredictedStep:
