@@ -54,8 +54,10 @@ class Plan:
         return cls(PlanRecord.load(path))
 
     def report(self, path: str | Path) -> None:
-        """Not in this version: raises ConfigError."""
-        raise ConfigError(f"report={path}: HTML reports are not in this version; use explain()")
+        """Write one HTML page to look at, which needs nothing beside itself (extra `report`)."""
+        from autopar.report.html import write_report
+
+        write_report(self.record, Path(path))
 
     def timeline(self, path: str | Path) -> None:
         """Write the predicted step as a trace that Perfetto (ui.perfetto.dev) shows."""

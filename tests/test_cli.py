@@ -125,13 +125,16 @@ def test_one_rank_prints_the_error(capsys: pytest.CaptureFixture[str], monkeypat
     assert len(documents) == 1
 
 
-def test_reports_of_plans_are_refused_first(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """`plan --report` is refused before the model is looked at, and writes no other file either."""
+def test_reports_that_cannot_be_written_are_refused_first(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without plotly `plan --report` is refused before the model is looked at, and writes no other file either."""
+    monkeypatch.setattr("autopar.cli.answer.find_spec", lambda _name: None)
     file = tmp_path / "plan.json"
     where = ("--cluster", "8xa100", "--global-batch", "8")
     code, _, err = run(capsys, "plan", "no-such-model", *where, "--report", str(tmp_path / "r.html"), "-o", str(file))
-    assert code == 1
-    assert "no plan --report yet" in err
+    assert code == 2
+    assert "pip install 'autopar[report]'" in err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -85,7 +86,13 @@ def check_targets(*paths: Path | None) -> None:
         raise ConfigError(*(f"{path}: can't be written; give a file in a folder that exists" for path in bad))
 
 
-def write(found: Any, output: Path | None, timeline: Path | None) -> None:
+def require_plotly() -> None:
+    """Refuse reports that can't be written before the work begins."""
+    if find_spec("plotly") is None:
+        raise ConfigError("--report needs plotly: pip install 'autopar[report]'")
+
+
+def write(found: Any, output: Path | None, timeline: Path | None, report: Path | None = None) -> None:
     """Write a plan to the files that were asked for, once a job."""
     if not speaks():
         return
@@ -93,3 +100,5 @@ def write(found: Any, output: Path | None, timeline: Path | None) -> None:
         found.save(output)
     if timeline:
         found.timeline(timeline)
+    if report:
+        found.report(report)

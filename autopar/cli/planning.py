@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-from autopar.cli.answer import Answer, check_targets, cluster_of, config_of, load, say, unavailable, work, write
+from autopar.cli.answer import (
+    Answer,
+    check_targets,
+    cluster_of,
+    config_of,
+    load,
+    require_plotly,
+    say,
+    unavailable,
+    work,
+    write,
+)
 from autopar.cli.options import (
     ClusterName,
     ConfigText,
@@ -58,9 +69,9 @@ def plan(
     as_json: Json = False,
 ) -> Answer:
     """Find the best plan for a model on a cluster."""
+    check_targets(output, timeline, report)
     if report is not None:
-        unavailable("plan --report", "leave it out; `autopar explain` says a plan in words")
-    check_targets(output, timeline)
+        require_plotly()
     where, pinned = cluster_of(cluster, what_if), config_of(config) if config else None
     with work():
         from autopar import api
@@ -81,7 +92,7 @@ def plan(
             seed=seed,
             time_limit_s=time_limit,
         )
-        write(found, output, timeline)
+        write(found, output, timeline, report)
         return Answer(found.explain(), found.to_json(), as_json)
 
 
