@@ -22,10 +22,15 @@ from autopar.shard.saved import inner_saved_bytes, run_again, saved_names
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes on one device: kept for the backward, and the most needed at once beyond that while the layer runs."""
+    """Bytes on one device: `saved` for the backward, and the most needed at once beyond that in each pass.
+
+    `growing`: in the backward pass if the gradients of parameters are made anew in it and pile up until its end.
+    """
 
     saved: int
-    transient: int
+    forward: int
+    backward: int
+    growing: int
 
 
 def activations(
@@ -46,7 +51,7 @@ def activations(
     walk = _Walk(program, batch, held, unread, accumulates)
     ends = [walk.storage[name] for name in (*program.inputs, *program.outputs)]
     saved = walk.bytes_of(walk.saved | {ends[i] for i in promised}) + sum(walk.extra_saved)
-    return Activations(saved, max(0, max(walk.forward_peak(), walk.backward_peak()) - saved))
+    return Activations(saved, *(max(0, peak - saved) for peak in (walk.forward_peak(), *walk.backward_peaks())))
 
 
 @lru_cache(maxsize=256)
@@ -166,12 +171,16 @@ class _Walk:
 
     # --- backward -------------------------------------------------------------------------------------------------
 
-    def backward_peak(self) -> int:
-        """Most bytes at once in the backward pass: what is still saved, gradients, and buffers of single ops."""
+    def backward_peaks(self) -> tuple[int, int]:
+        """Most bytes at once in the backward pass: what is still saved, gradients, and buffers of single ops.
+
+        Without gradients of parameters, and with those that the pass has made so far.
+        """
         read = [n for i, n in enumerate(self.program.outputs) if self._wants(n) and i not in self.unread]
         gradients = {n: (n, self.local_bytes(n)) for n in read}
         rerun: set[range] = set()
-        peak = 0
+        grown: dict[str, int] = {}
+        peak = growing = 0
         for i in reversed(range(len(self.program.steps))):
             step = self.program.steps[i]
             arriving = [gradients.pop(name) for name, _ in _results(step) if name in gradients]
@@ -183,13 +192,18 @@ class _Walk:
             if region is not None and region not in rerun:
                 rerun.add(region)
                 waiting = sum(dict([*arriving, *gradients.values()]).values())
-                peak = max(peak, saved + waiting + self._rerun_peak(region))
+                again = saved + waiting + self._rerun_peak(region)
+                peak, growing = max(peak, again), max(growing, again + sum(grown.values()))
             made = self._gradients_made(step, i, arriving)
             live = dict([*arriving, *gradients.values(), *made.values()])
             saved += self._rerun_bytes(region, i) if region else 0
-            peak = max(peak, saved + sum(live.values()) + self._backward_buffer(step))
+            own = self._own_gradients(step)
+            grown |= own
+            now = saved + sum(live.values()) + self._backward_buffer(step)
+            peak = max(peak, now + (sum(own.values()) if self.accumulates else 0))
+            growing = max(growing, now + sum(grown.values()))
             gradients.update(made)
-        return peak
+        return peak, growing
 
     def _rerun_bytes(self, region: range, position: int) -> int:
         """Bytes made anew by a region that its steps up to the one at `position` need in their backward."""
@@ -236,13 +250,18 @@ class _Walk:
                 made[name] = arriving[0] if passed else (f"{name} from {position}", size)
         return made
 
+    def _own_gradients(self, step: Step) -> dict[str, int]:
+        """Bytes of the gradients of the parameters that a step reads."""
+        if isinstance(step, Relayout):
+            return {}
+        return {n: self.local_bytes(n) for n in step.operands if n in self.program.params and self._wants(n)}
+
     def _backward_buffer(self, step: Step) -> int:
-        """Buffers of one step's backward beside the gradients of its operands."""
+        """Buffers of one step's backward beside the gradients of its operands and of parameters."""
         if isinstance(step, Relayout):
             return 0
-        own = [self.local_bytes(n) for n in step.operands if n in self.program.params and self._wants(n)]
         result = max(self.local_bytes(name) for name in step.op.results)
-        buffer = sum(own) if self.accumulates else 0
+        buffer = 0
         if is_pointwise(step.op.target) and any(self._wants(n) and self.local_bytes(n) < result for n in step.operands):
             buffer += result  # the gradient before it is summed for the operand that was broadcast
         if ".cross_entropy_loss" in step.op.target:

@@ -49,15 +49,15 @@ def layer_memory(
     *,
     staged: bool = False,
     model_share: float = 1.0,
-    next_share: float = 1.0,
+    next_elements: int | None = None,
 ) -> LayerMemory:
     """Memory of a lowered layer at a global microbatch of `batch` samples, in a pipeline if `staged`.
 
     `walked`: the program's activations. `model_share`: how many times the layer's parameters those of the model, or of
-    a stage, are; `next_share`: those of the layer before, whose backward is next.
+    a stage, are; `next_elements`: of those of the layer before, whose backward is next; None for as many.
     """
     states = [parameter_bytes(p, policy, optimizer, staged) for p in parameters]
-    gathers = _gathers(parameters, policy, staged, next_share)
+    gathers = _gathers(parameters, policy, staged, next_elements)
     saved = walked.saved + round(sum(s.gathered for s in states))
     buffers = sum(_buffer_bytes(program, name, batch) for name in program.buffers)
     return LayerMemory(
@@ -65,7 +65,13 @@ def layer_memory(
         gradients=round(sum(s.gradients for s in states)),
         optimizer=round(sum(s.optimizer for s in states)),
         saved=saved,
-        transient=max(walked.transient + gathers.running, gathers.entering, gathers.before - saved),
+        transient=max(
+            walked.forward + gathers.forward,
+            (walked.growing if gathers.scattered and not staged else walked.backward) + gathers.backward,
+            gathers.entering,
+            gathers.leaving,
+            gathers.before - saved,
+        ),
         step=max(_bucket_bytes(parameters, policy, model_share), gathers.scattered if staged else 0),
         update=_update_bytes(parameters, policy, optimizer),
         reduced=round(sum(s.reduced for s in states)),
@@ -79,32 +85,46 @@ def _buffer_bytes(program: Program, name: str, batch: int) -> int:
 
 @dataclass(frozen=True)
 class _Gathers:
-    """FSDP2's buffers for a layer: before it runs forward, as it enters its backward pass, as that runs, and as its
-    gradients are scattered."""
+    """FSDP2's buffers for a layer: before it runs forward, as that runs, as it enters its backward pass, as that runs
+    and as it ends; and what its gradients are scattered from."""
 
-    before: int
-    entering: int
-    running: int
-    scattered: int
+    before: int = 0
+    forward: int = 0
+    entering: int = 0
+    backward: int = 0
+    leaving: int = 0
+    scattered: int = 0
 
 
-def _gathers(parameters: Sequence[HeldParameter], policy: DtypePolicy, staged: bool, next_share: float) -> _Gathers:
-    """Parameters are gathered into a flat buffer and copied out of it; the last layer's buffer is still there.
+def _gathers(
+    parameters: Sequence[HeldParameter], policy: DtypePolicy, staged: bool, next_elements: int | None
+) -> _Gathers:
+    """Parameters are gathered into a flat buffer, which stays until the next layer's is used, and copied out of it.
 
     In ZeRO 3 the copies live while the layer runs, and the buffer of the layer that is next in the backward pass is
-    gathered as this one enters its own (gloo makes a copy of what it gathers, for that long); in ZeRO 2 they count as
-    saved, or in a pipeline as parameters. Gradients are copied into the buffer they are scattered from: after the
-    layer's backward pass, or in a pipeline at the step's end.
+    gathered as this one enters its own (gloo makes a copy of what it gathers, for that long), taken to be split as this
+    one's are. In ZeRO 2 copies count as saved, or in a pipeline as parameters, and there the last layer's buffer stays.
+    Gradients are copied into the buffer they are scattered from, which stays until the next layer's are: after the
+    layer's backward pass, or in a pipeline at the step's end. In a pipeline the end of one microbatch's backward pass
+    gathers the last layer for another one's.
     """
     mine = [p for p in parameters if p.storage.keeper is Keeper.FSDP and not p.shared]
-    gathered = sum(prod(p.shape) * DTYPE_BYTES[policy.compute] for p in mine)
+    if not mine:
+        return _Gathers()
+    gathered = sum(prod(p.shape) for p in mine) * DTYPE_BYTES[policy.compute]
     trained = sum(prod(p.shape) for p in mine if p.trained)
     whole, scattered = trained * DTYPE_BYTES[policy.compute], trained * DTYPE_BYTES[policy.gradients]
-    again = any(p.storage.zero == 3 for p in mine)
-    copies = gathered if again else 0
-    following = round(copies * next_share)
-    running = copies + (following if staged else max(following, whole + scattered))
-    return _Gathers((2 if staged and not again else 3) * gathered, copies + 2 * following, running, scattered)
+    if mine[0].storage.zero == 2:
+        if staged:
+            return _Gathers(2 * gathered, gathered, gathered, gathered, gathered, scattered)
+        return _Gathers(3 * gathered, gathered, 0, scattered, whole + scattered, scattered)
+    elements = sum(p.elements for p in mine)
+    following = gathered if next_elements is None else round(gathered * next_elements / elements)
+    entering = gathered + 2 * following
+    if staged:
+        return _Gathers(3 * gathered, 3 * gathered, entering, gathered + following, gathered + following, scattered)
+    backward = gathered + following + scattered
+    return _Gathers(3 * gathered, 2 * gathered, entering, backward, following + whole + scattered, scattered)
 
 
 UPDATE_COPIES: Mapping[str, int] = {"sgd": 0, "adamw8bit": 0}

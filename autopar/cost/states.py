@@ -19,11 +19,13 @@ STATE_BYTES: Mapping[str, int | None] = {"adamw": None, "adam": None, "sgd": 0, 
 class HeldParameter:
     """A parameter on one device.
 
-    `shape`: of the shard that layers compute with, in `dtype`; `stored`: of the largest part of it that a rank stores.
+    `elements`: of the whole parameter. `shape`: of the shard that layers compute with, in `dtype`; `stored`: of the
+    largest part of it that a rank stores.
     `owned`: whether it counts in this layer, the first of its stage that reads it; `graded`: whether its gradient does,
     in the last. `shared`: whether several layers of the stage read it.
     """
 
+    elements: int
     shape: tuple[int, ...]
     stored: tuple[int, ...]
     dtype: str
@@ -64,10 +66,11 @@ def held_parameters(program: Program, data_axes: Axes, zero: int, uses: Uses = U
     for name in program.params:
         spec, layout = program.values[name], program.layouts[name]
         storage = parameter_storage(spec, layout, data_axes, zero)
-        shape = local_shape(spec.shape_at(1), layout, program.axis_sizes)
+        whole = spec.shape_at(1)
+        shape = local_shape(whole, layout, program.axis_sizes)
         stored = dealt_shape(shape, storage.ways(program.axis_sizes))
         counts = (name not in uses.foreign, name not in uses.pending, name in uses.shared)
-        found.append(HeldParameter(shape, stored, spec.dtype, spec.requires_grad, storage, *counts))
+        found.append(HeldParameter(prod(whole), shape, stored, spec.dtype, spec.requires_grad, storage, *counts))
     return found
 
 

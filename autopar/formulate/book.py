@@ -286,8 +286,11 @@ class StageBook:
             held += saved * (received + sent)
             if len(chunks) > 1:
                 held += (count - saved) * self.seam_bytes(chunk.end, seam) + count * self.seam_bytes(chunk.first, seam)
-        # the gradient that has come for what was sent; and one more that was sent, to which the schedule still refers
+        # the gradient that has come for what was sent; and what the schedule still refers to of what it sent last: one
+        # more on either side, back only where an earlier microbatch has been
         held += 2 * self.seam_bytes(chunks[holding.chunk].end, seam)
+        if len(chunks) == 1 and holding.grown[0]:
+            held += self.seam_bytes(chunks[0].first, seam)
         return Backward(holding.chunk, holding.saved, holding.grown, held)
 
     def _choices_of(self, run: int, tie: int) -> tuple[list[int], Choices]:

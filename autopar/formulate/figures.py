@@ -71,7 +71,7 @@ def layer_figures(
     memory = layer_memory(
         known.program, setting.batch, policy, optimizer, parameters, known.activations,
         staged=setting.staged, model_share=_times_own(run, run.model_elements) / setting.groups,
-        next_share=_times_own(run, run.elements_before) if run.count == 1 else 1.0,
+        next_elements=run.elements_before if run.count == 1 else None,
     )  # fmt: skip
     memory = replace(memory, inputs=_inputs_bytes(run, strategy, setting))
     work = LayerWork(
