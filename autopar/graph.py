@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import TypeAlias
 
 DTYPE_BYTES = {
@@ -280,7 +282,7 @@ class OpGraph:
 
 Layout: TypeAlias = tuple[int, ...]
 """How a value lies over the mesh: one placement per mesh axis. A placement >= 0 is the tensor dim the axis splits
-(several axes on one dim split it in axis order, first axis outermost); the others are below."""
+(several axes on one dim split it in axis order, first axis outermost; `part_of` says where); the others are below."""
 
 REPLICATE = -1
 """Every rank of the axis holds the value; its gradient is whole on every rank, too."""
@@ -301,12 +303,61 @@ def parse_layout(text: str) -> Layout:
     return tuple(-1 - "RPB".index(t) if not t.startswith("S") else int(t[1:]) for t in text.split())
 
 
-def local_shape(shape: tuple[int, ...], layout: Layout, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of rank 0's shard of `shape` under `layout` over axes of `sizes` (larger shards come first)."""
-    local = list(shape)
-    for placement, size in zip(layout, sizes, strict=True):
+def part_of(extent: Extent, batch: int, sizes: Sequence[int], place: Sequence[int]) -> tuple[int, int]:
+    """First element and length of the part of a dim at `place`, split over axes of `sizes`, the first one outermost.
+
+    Each axis cuts what it finds into equal parts, of which the last ones are shorter or empty where it doesn't divide
+    (as `torch.chunk` and DTensor do). A dim of samples is cut between samples as long as there is one for each rank.
+    """
+    first, length, unit = 0, extent.at(batch), unit_of(extent)
+    for size, index in zip(sizes, place, strict=True):
+        part, unit = largest_part(length, unit, size)
+        start = min(index * part, length)
+        first, length = first + start, min(part, length - start)
+    return first, length
+
+
+def largest_part(length: int, unit: int, size: int) -> tuple[int, int]:
+    """Length of the largest of the parts that an axis of `size` cuts a dim into, and the unit they may be cut in."""
+    unit = unit if length >= size * unit else 1
+    return -(-length // (size * unit)) * unit, unit
+
+
+def is_even(length: int, unit: int, sizes: Sequence[int]) -> bool:
+    """Whether axes of `sizes` cut a dim of so many elements, in units of so many, into equal parts."""
+    part = length
+    for size in sizes:
+        part, unit = largest_part(part, unit, size)
+    return part * prod(sizes) == length
+
+
+def unit_of(extent: Extent) -> int:
+    """Elements that belong to one sample; 1 in dims that aren't made of samples alone."""
+    return extent.per_sample if extent.per_sample and not extent.fixed else 1
+
+
+def is_dealt(extent: Extent, batch: int, ways: int) -> bool:
+    """Whether a dim may be split over so many ranks: it divides, or has a piece (an element, a sample) for each."""
+    length = extent.at(batch)
+    return length % ways == 0 or length >= ways * unit_of(extent)
+
+
+def axes_of(layout: Sequence[int], dim: int) -> tuple[int, ...]:
+    """Axes that split a dim, outermost first."""
+    return tuple(a for a, placement in enumerate(layout) if placement == dim)
+
+
+def local_shape(
+    spec: TensorSpec, batch: int, layout: Layout, sizes: tuple[int, ...], place: tuple[int, ...] = ()
+) -> tuple[int, ...]:
+    """Shape of the shard at `place` on axes of `sizes`, by default the first one: none is larger in any dim."""
+    local = [e.per_sample * batch + e.fixed for e in spec.shape]
+    units: dict[int, int] = {}
+    for axis, placement in enumerate(layout):
         if placement >= 0:
-            local[placement] = -(-local[placement] // size)
+            length, unit = local[placement], units.get(placement) or unit_of(spec.shape[placement])
+            part, units[placement] = largest_part(length, unit, sizes[axis])
+            local[placement] = max(0, min(part, length - part * place[axis])) if place else part
     return tuple(local)
 
 

@@ -7,7 +7,7 @@ from math import prod
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.graph import Layout, local_shape
+from autopar.graph import Extent, Layout, TensorSpec, local_shape
 from autopar.plan import expanded, prime_sizes
 
 
@@ -31,7 +31,8 @@ def test_expansion_keeps_every_shard(axes: list[tuple[int, int]]) -> None:
     assert prod(primes) == prod(sizes)
     for rank in range(prod(sizes)):
         assert _shard(layout, sizes, rank) == _shard(fine, primes, rank)
-    assert local_shape((1728, 1728), fine, primes) == local_shape((1728, 1728), layout, sizes)
+    square = TensorSpec((Extent(0, 1728), Extent(0, 1728)), "float32")
+    assert local_shape(square, 1, fine, primes) == local_shape(square, 1, layout, sizes)
 
 
 def test_other_meshes_of_as_many_devices_compare() -> None:

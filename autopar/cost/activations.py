@@ -95,7 +95,7 @@ class _Walk:
         """Bytes of one device's shard of a value."""
         if name not in self._local:
             spec = self.program.values[name]
-            shape = local_shape(spec.shape_at(self.batch), self.program.layouts[name], self.program.axis_sizes)
+            shape = local_shape(spec, self.batch, self.program.layouts[name], self.program.axis_sizes)
             self._local[name] = prod(shape) * DTYPE_BYTES[spec.dtype]
         return self._local[name]
 

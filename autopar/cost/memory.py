@@ -79,7 +79,7 @@ def layer_memory(
 
 
 def _buffer_bytes(program: Program, name: str, batch: int) -> int:
-    shape = local_shape(program.values[name].shape_at(batch), program.layouts[name], program.axis_sizes)
+    shape = local_shape(program.values[name], batch, program.layouts[name], program.axis_sizes)
     return prod(shape) * DTYPE_BYTES[program.values[name].dtype]
 
 

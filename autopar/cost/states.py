@@ -66,11 +66,10 @@ def held_parameters(program: Program, data_axes: Axes, zero: int, uses: Uses = U
     for name in program.params:
         spec, layout = program.values[name], program.layouts[name]
         storage = parameter_storage(spec, layout, data_axes, zero)
-        whole = spec.shape_at(1)
-        shape = local_shape(whole, layout, program.axis_sizes)
+        shape = local_shape(spec, 1, layout, program.axis_sizes)
         stored = dealt_shape(shape, storage.ways(program.axis_sizes))
         counts = (name not in uses.foreign, name not in uses.pending, name in uses.shared)
-        found.append(HeldParameter(prod(whole), shape, stored, spec.dtype, spec.requires_grad, storage, *counts))
+        found.append(HeldParameter(prod(spec.shape_at(1)), shape, stored, spec.dtype, spec.requires_grad, storage, *counts))
     return found
 
 

@@ -94,7 +94,7 @@ def placeholders(graph: OpGraph, layouts: Mapping[str, Layout], sizes: tuple[int
     made = []
     for name, layout in layouts.items():
         spec = graph.values[name]
-        shape = local_shape(spec.shape_at(batch), layout, sizes)
+        shape = local_shape(spec, batch, layout, sizes)
         made.append(torch.empty(shape, dtype=getattr(torch, spec.dtype), device="meta"))
         if spec.requires_grad and made[-1].is_floating_point():
             made[-1].requires_grad_()

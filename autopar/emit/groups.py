@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from autopar.emit.torch_private import job_timeout
 from autopar.errors import PlanError
 from autopar.plan import MeshAxis, StagePlan, prime_sizes
+from autopar.shard.cuts import Spot
 
 Axes = tuple[int, ...]
 """Indices of mesh axes, ascending: several axes act as one, the first outermost."""
@@ -61,6 +62,11 @@ class StageGroups:
     def distributed(self) -> bool:
         """Whether the stage has a mesh; without one it is one device alone, with or without torch.distributed."""
         return bool(self.sizes) and dist.is_initialized()
+
+    @property
+    def spot(self) -> Spot:
+        """This rank's place on the mesh, as shapes follow from it."""
+        return Spot(self.sizes, self.coordinate or ())
 
     @property
     def all_axes(self) -> Axes:

@@ -73,7 +73,7 @@ class StageModule(ParameterHolder):
 
         `draw` says what dropout masks to draw; `on_backward` is called when a backward pass from the loss has ended.
         """
-        (loss,) = self._route.run(values, lambda i, inputs: self.layers[i](batch, draw, *inputs))
+        (loss,) = self._route.run(values, batch, lambda i, inputs: self.layers[i](batch, draw, *inputs))
         # Inside the root's forward, so that FSDP's own callback, queued by its hooks on the root's output, comes first.
         return loss if on_backward is None else OnBackward.apply(loss, on_backward)  # type: ignore[no-untyped-call]
 

@@ -61,7 +61,7 @@ class CountedWeights:
         return [n / total for n in found] if total else [1 / len(parts)] * len(parts)
 
     def _count(self, part: dict[str, Tensor], batch: int) -> Tensor:
-        (target,) = self._route.run(part, lambda i, inputs: self._codes[i].at(batch, False)(None, *inputs))
+        (target,) = self._route.run(part, batch, lambda i, inputs: self._codes[i].at(batch, False)(None, *inputs))
         return (target != self._form.ignore_index).sum()
 
 

@@ -68,7 +68,7 @@ class PipelinedStage(StageModule):
         self._next += 1
         values = feed.parts[k] | dict(zip(self.port.receives, received, strict=True))
         draw, batch = feed.draws[k], feed.batch
-        made = self._route.run(values, lambda i, inputs: self.layers[i](batch, draw, *inputs))
+        made = self._route.run(values, batch, lambda i, inputs: self.layers[i](batch, draw, *inputs))
         return tuple(self._sent(name, tensor) for name, tensor in zip(self.port.sends, made, strict=True))
 
     def _sent(self, name: str, tensor: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,10 +15,16 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from autopar.emit.groups import StageGroups
-from autopar.errors import PlanError
-from autopar.graph import DeviceArg, Dtype, Layout, Ref, TensorSpec, layout_text
+from autopar.graph import DeviceArg, Dtype, Layout, Ref, TensorSpec
 from autopar.shard import collectives, kernels
-from autopar.shard.localize import call_info, encode_moves, in_evaluation, local_call
+from autopar.shard.localize import (
+    RecutTexts,
+    call_info,
+    encode_recuts,
+    encode_relayout,
+    in_evaluation,
+    local_call,
+)
 from autopar.shard.program import Call, Program, Relayout, Step, made_by, read_by
 from autopar.shard.relayout import plan_moves
 
@@ -111,11 +118,13 @@ class _Writer:
             self.nodes[result] = self.graph.call_function(operator.getitem, (made, i))
 
     def _relayout(self, step: Relayout) -> None:
-        sizes, name = self.program.axis_sizes, self.groups.name
-        moves = encode_moves(step.forward, sizes, name), encode_moves(step.backward, sizes, name)
+        spec = self.program.values[step.source]
+        moves = encode_relayout(step, spec, self.batch, self.groups.spot, self.groups.name)
         source = self.nodes[step.source]
-        made = self.graph.call_function(collectives.relayout, (source, *moves)) if any(moves) else source
-        self.nodes[step.result] = made
+        self.nodes[step.result] = self._moved(source, *moves) if any(moves) else source
+
+    def _moved(self, source: fx.Node, forward: Sequence[str], backward: Sequence[str]) -> fx.Node:
+        return self.graph.call_function(collectives.relayout, (source, list(forward), list(backward)))
 
     def _call(self, step: Call) -> None:
         if not self.training and is_dropout(step):
@@ -123,15 +132,28 @@ class _Writer:
             return
         if not self.training:
             step = in_evaluation(step)
-        call = local_call(step, self.program, self.batch)
-        args, kwargs = self._argument(call.args), self._argument(call.kwargs)
-        if step.kernel:
-            info = self._attribute(f"{step.op.name}_info", call_info(step, self.program, self.batch, self.groups.name))
-            drawn = {"draw": self.nodes[DRAW]} if is_dropout(step) else {}
-            made = self.graph.call_function(kernels.kernel(step.kernel), (info, *args), kwargs | drawn)
-        else:
-            made = self.graph.call_function(aten(call.target), args, kwargs)
+        recuts = {r.index: r for r in encode_recuts(step, self.program, self.batch, self.groups.name)}
+        kept = self.nodes
+        self.nodes = kept | {n: self._recut(kept[n], recuts.get(i)) for i, n in enumerate(step.operands)}
+        made = self._made(step)
+        self.nodes = kept
         self._name_results(step, made, several=returns_several(step.op.target))
+        for i, result in enumerate(step.op.results, len(step.operands)):
+            self.nodes[result] = self._recut(self.nodes[result], recuts.get(i))
+
+    def _recut(self, source: fx.Node, texts: RecutTexts | None) -> fx.Node:
+        return self._moved(source, texts.forward, texts.backward) if texts else source
+
+    def _made(self, step: Call) -> fx.Node:
+        place = self.groups.spot.place
+        call = local_call(step, self.program, self.batch, place)
+        args, kwargs = self._argument(call.args), self._argument(call.kwargs)
+        if not step.kernel:
+            return self.graph.call_function(aten(call.target), args, kwargs)
+        info = call_info(step, self.program, self.batch, self.groups.name, place)
+        drawn = {"draw": self.nodes[DRAW]} if is_dropout(step) else {}
+        known = self._attribute(f"{step.op.name}_info", info)
+        return self.graph.call_function(kernels.kernel(step.kernel), (known, *args), kwargs | drawn)
 
     def _attribute(self, name: str, value: object) -> fx.Node:
         """A constant of the code that is no literal."""
@@ -185,17 +207,18 @@ def returns_several(target: str) -> bool:
 
 def relayout_between(
     spec: TensorSpec, source: Layout, target: Layout, groups: StageGroups
-) -> Callable[[Tensor], Tensor]:
-    """What puts a local tensor of a value from one layout into another. Raises PlanError if there is no way."""
+) -> Callable[[Tensor, int], Tensor]:
+    """What puts a local tensor of a value from one layout into another, at a global microbatch of so many samples."""
     moves = plan_moves(source, target)
-    if moves is None:
-        raise PlanError(
-            f"a value that lies {layout_text(source)!r} between layers can't be put into {layout_text(target)!r}. "
-            f"Make the plan anew."
-        )
-    forward = encode_moves(moves.forward, groups.sizes, groups.name)
-    backward = encode_moves(moves.backward if spec.requires_grad else (), groups.sizes, groups.name)
-    return lambda tensor: collectives.relayout(tensor, forward, backward)
+    backward = moves.backward if spec.requires_grad else ()
+    step = Relayout("", "", source, target, moves.forward, backward)
+
+    @cache
+    def encoded(batch: int) -> tuple[list[str], list[str]]:
+        return encode_relayout(step, spec, batch, groups.spot, groups.name)
+
+    encoded(groups.ways(groups.all_axes))  # makes the groups, on every rank in the same order
+    return lambda tensor, batch: collectives.relayout(tensor, *encoded(batch))
 
 
 def outputs_only(program: Program, outputs: tuple[str, ...]) -> Program:

@@ -12,6 +12,8 @@ from autopar.emit.groups import StageGroups
 from autopar.emit.program import relayout_between
 from autopar.graph import Layout, OpGraph, follow_layout
 
+Relay: TypeAlias = Callable[[Tensor, int], Tensor]
+"""Puts a local tensor into another layout, at a global microbatch of so many samples."""
 RunLayer: TypeAlias = Callable[[int, Sequence[Tensor]], Sequence[Tensor]]
 """Runs the i-th layer on its inputs."""
 
@@ -31,7 +33,7 @@ class Hop:
     """A visit, the changes of layout before it, and the values not read after it."""
 
     visit: Visit
-    relays: tuple[tuple[str, Callable[[Tensor], Tensor]], ...]
+    relays: tuple[tuple[str, Relay], ...]
     dead: tuple[str, ...]
 
 
@@ -41,20 +43,20 @@ class Route:
 
     hops: tuple[Hop, ...]
     goals: tuple[str, ...]
-    relays: tuple[tuple[str, Callable[[Tensor], Tensor]], ...]
+    relays: tuple[tuple[str, Relay], ...]
 
-    def run(self, values: dict[str, Tensor], run_layer: RunLayer) -> tuple[Tensor, ...]:
-        """The goals, from the values that arrive."""
+    def run(self, values: dict[str, Tensor], batch: int, run_layer: RunLayer) -> tuple[Tensor, ...]:
+        """The goals, from the values that arrive, of a global microbatch of `batch` samples."""
         values = dict(values)
         for i, hop in enumerate(self.hops):
             for name, relay in hop.relays:
-                values[name] = relay(values[name])
+                values[name] = relay(values[name], batch)
             results = run_layer(i, [values[n] for n in hop.visit.inputs])
             values.update(zip(hop.visit.outputs, results, strict=True))
             for name in hop.dead:
                 values.pop(name, None)
         for name, relay in self.relays:
-            values[name] = relay(values[name])
+            values[name] = relay(values[name], batch)
         return tuple(values[n] for n in self.goals)
 
 
@@ -72,7 +74,7 @@ def plan_route(
     """
     lies = dict(arrival)
 
-    def lay(names: Sequence[str], layouts: Sequence[Layout]) -> tuple[tuple[str, Callable[[Tensor], Tensor]], ...]:
+    def lay(names: Sequence[str], layouts: Sequence[Layout]) -> tuple[tuple[str, Relay], ...]:
         changes = [(n, needed) for n, needed in zip(names, layouts, strict=True) if lies[n] != needed]
         relays = tuple((n, relayout_between(graph.values[n], lies[n], needed, groups)) for n, needed in changes)
         lies.update(changes)

@@ -14,6 +14,7 @@ from autopar.cost.program import call_demand
 from autopar.formulate.kept import call_of
 from autopar.formulate.labels import LabelSpace, Option, Placed
 from autopar.plan import MeshAxis
+from autopar.shard.cuts import recuts
 from autopar.shard.factors import LINEAR
 from autopar.shard.program import Program
 from autopar.shard.rules import rule_for
@@ -45,12 +46,21 @@ class CallPrices:
         for placed in space.placed:
             rule = rule_for(placed.op, layer)
             talks = rule is not None and bool(rule.kernels)
-            keys = [_key(option, mesh, talks) for option in placed.distinct]
+            cuts = rule is not None and bool(rule.grains)
+            keys = [
+                _key(option, mesh, talks or (cuts and self._is_recut(placed, option, space, batch)))
+                for option in placed.distinct
+            ]
             calls.append(_Priced(placed, keys, self._known.setdefault((layer.digest, placed.op.name, batch), {})))
         self._price(calls, space, batch, mesh)
         for placed, keys, known in calls:
             seconds = np.array([*(known[key] for key in keys), (np.inf, np.inf)])[placed.which]
             yield placed, seconds[:, 0], seconds[:, 1]
+
+    def _is_recut(self, placed: Placed, option: Option, space: LabelSpace, batch: int) -> bool:
+        """Whether an op under an option needs dims recut, which is sent over a group of ranks."""
+        program = Program(space.sizes, (), (), (), (), (), {}, space.layer.values)
+        return bool(recuts(call_of(placed, option, space.layer), program, batch))
 
     def _price(self, calls: list[_Priced], space: LabelSpace, batch: int, mesh: tuple[MeshAxis, ...]) -> None:
         """Price what isn't known yet, all at once."""

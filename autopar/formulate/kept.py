@@ -27,8 +27,10 @@ Bytes: TypeAlias = NDArray[np.float64]
 def call_of(placed: Placed, option: Option, layer: LayerClass) -> Call:
     """The lowered form of an op under an option."""
     op, rule = placed.op, rule_for(placed.op, layer)
-    kernel = "" if rule is None else rule.kernel(option.factors)
-    return Call(op, op.operands, option.operands, option.results, option.factors, kernel)
+    if rule is None:
+        return Call(op, op.operands, option.operands, option.results, option.factors)
+    kernel = rule.kernel(option.factors)
+    return Call(op, op.operands, option.operands, option.results, option.factors, kernel, rule.grains)
 
 
 def kept_bytes(space: LabelSpace, around: Surroundings, batch: int, recompute: str) -> list[Bytes]:
@@ -96,5 +98,5 @@ def _from_outside(call: Call, layer: LayerClass, region: frozenset[str]) -> list
 def _local_bytes(name: str, layout: Layout, space: LabelSpace, batch: int) -> float:
     """Bytes of one rank's part of the storage in which a value lies; less than the value's where it was expanded."""
     spec, root = (space.layer.values[n] for n in (name, space.layer.root[name]))
-    local = prod(local_shape(spec.shape_at(batch), layout, space.sizes)) * DTYPE_BYTES[spec.dtype]
+    local = prod(local_shape(spec, batch, layout, space.sizes)) * DTYPE_BYTES[spec.dtype]
     return local * min(1.0, root.bytes_at(batch) / max(1, spec.bytes_at(batch)))

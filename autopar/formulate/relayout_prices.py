@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost.moves import Piece, Pieces, relayout_pieces
+from autopar.cost.moves import Dims, Piece, Pieces, dims_of, relayout_pieces, uneven_dims
 from autopar.cost.pricer import Pricer, Seconds
 from autopar.graph import Layout, TensorSpec
 from autopar.plan import MeshAxis
@@ -25,22 +25,30 @@ class RelayoutPrices:
     def __init__(self, pricer: Pricer, mesh: tuple[MeshAxis, ...]) -> None:
         self._pricer, self._mesh = pricer, mesh
         self._known: dict[tuple[int, str], dict[Piece, float]] = {}
-        self._tables: dict[tuple[int, str, bool, Layouts, Layouts], tuple[Seconds, Seconds]] = {}
+        self._sizes = tuple(axis.size for axis in mesh)
+        self._devices = prod(self._sizes)
+        self._tables: dict[tuple[int, str, bool, Layouts, Layouts, Dims], tuple[Seconds, Seconds]] = {}
 
     def table(self, spec: TensorSpec, sources: Layouts, targets: Layouts, batch: int) -> tuple[Seconds, Seconds]:
         """Forward and backward seconds from each source to each target, shape (sources, targets); inf = illegal.
 
         The tables are shared: they must not be changed.
         """
-        key = (prod(spec.shape_at(batch)), spec.dtype, spec.requires_grad, sources, targets)
+        key = (prod(spec.shape_at(batch)), spec.dtype, spec.requires_grad, sources, targets, self._dims(spec, batch))
         if key not in self._tables:
             self._tables[key] = self._table(*key)
         return self._tables[key]
 
+    def _dims(self, spec: TensorSpec, batch: int) -> Dims:
+        """The dims of a value that the mesh might split unevenly; () where it can't, so that its size says all."""
+        dims = dims_of(spec, batch)
+        return () if all(length // unit % self._devices == 0 for length, unit in dims) else dims
+
     def _table(
-        self, elements: int, dtype: str, trained: bool, sources: Layouts, targets: Layouts
+        self, elements: int, dtype: str, trained: bool, sources: Layouts, targets: Layouts, dims: Dims
     ) -> tuple[Seconds, Seconds]:
-        changes = _changes(sources, targets, self._mesh)
+        uneven = uneven_dims(dims, (*sources, *targets), self._sizes)
+        changes = _changes(sources, targets, self._mesh, uneven)
         known = self._priced(elements, dtype, changes.pieces)
         forward = _sums(changes.forward, known)[changes.which]
         if not trained:
@@ -71,11 +79,11 @@ class _Changes(NamedTuple):
 
 
 @lru_cache(maxsize=1 << 12)
-def _changes(sources: Layouts, targets: Layouts, mesh: tuple[MeshAxis, ...]) -> _Changes:
+def _changes(sources: Layouts, targets: Layouts, mesh: tuple[MeshAxis, ...], uneven: Dims) -> _Changes:
     """The changes from every source to every target."""
     numbers: dict[tuple[Pieces, Pieces] | None, int] = {}
     rows, columns = (tuple(dict.fromkeys(layouts)) for layouts in (sources, targets))
-    found = [[None if s is None or t is None else relayout_pieces(s, t, mesh) for t in columns] for s in rows]
+    found = [[None if s is None or t is None else relayout_pieces(s, t, mesh, uneven) for t in columns] for s in rows]
     distinct = dict.fromkeys(change for row in found for change in row if change is not None)
     numbers = {change: i for i, change in enumerate([*distinct, None])}
     which = np.array([[numbers[change] for change in row] for row in found], dtype=np.intp)

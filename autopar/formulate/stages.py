@@ -76,7 +76,7 @@ class Units:
         for name in names:
             spec = self.graph.values[name]
             (own,) = at_cut(spec, self.graph.values[cut.main], (layout,), name == cut.main)
-            total += prod(local_shape(spec.shape_at(batch), own, sizes)) * DTYPE_BYTES[spec.dtype]
+            total += prod(local_shape(spec, batch, own, sizes)) * DTYPE_BYTES[spec.dtype]
         return total
 
 

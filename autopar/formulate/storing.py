@@ -31,7 +31,7 @@ def storage_costs(
     for stored in space.stored:
         if around.owned[space.layer.params.index(stored.param)]:
             spec, layouts = space.layer.values[stored.param], stored.home.layouts
-            elements = [1 if x is None else prod(local_shape(spec.shape_at(1), x, setting.sizes)) for x in layouts]
+            elements = [1 if x is None else prod(local_shape(spec, 1, x, setting.sizes)) for x in layouts]
             each = np.array([rates.table(spec, layouts, *w) for w in ways])
             each[:, 0] *= setting.num_microbatches
             found.append((stored.home.variable, (weights[:, :, None] * each[way]).sum(axis=1) * elements))

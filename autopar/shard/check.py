@@ -18,7 +18,7 @@ from autopar.shard.notation import FIXED, REST, Line, bind, parse
 from autopar.shard.program import Call, Program
 from autopar.shard.relayout import gradient_layout
 from autopar.shard.rules import OpRule, assignments, layouts_of
-from autopar.shard.simulate import Rank, agrees, distribute, ranks, shard_of
+from autopar.shard.simulate import Pieces, Rank, agrees, distribute, ranks, shard_of
 
 ROUNDING = 1e4
 """Largest difference allowed, in roundings (of the coarsest dtype) of the largest element: 2e-12 in float64."""
@@ -102,7 +102,8 @@ def differences(
     """What comes out otherwise when the op runs on shards (results, gradients); empty when the rule is right.
 
     `operands` are whole tensors, one for each of `op.operands`. Every rank of the mesh runs the op on its shards with
-    local sizes; what the ranks then hold is compared with what the layouts say of the whole.
+    local sizes; what the ranks then hold is compared with what the layouts say of the whole. Shards are whole pieces of
+    each factor: what recuts them (`cuts.py`) isn't part of it.
     """
     generator = torch.Generator().manual_seed(1)
     shapes = [layer.values[r].shape_at(batch) for r in op.results]
@@ -112,19 +113,33 @@ def differences(
 
     layouts, result_layouts = layouts_of(rule, op, layer, factors)
     trial = _Trial(op, layer, axis_sizes, layouts, result_layouts, factors, batch)
-    held = [distribute(t, lay, axis_sizes, generator) for t, lay in zip(operands, layouts, strict=True)]
+    cut = _pieces(rule, op, layer, batch)
+    given = zip(operands, cut, layouts, strict=False)
+    held = [distribute(t, pieces, lay, axis_sizes, generator) for t, pieces, lay in given]
     got: dict[Rank, dict[str, Tensor]] = {}
     for rank in ranks(axis_sizes):
-        local_seeds = [shard_of(s, lay, axis_sizes, rank) for s, lay in zip(seeds, result_layouts, strict=True)]
+        wanted = zip(seeds, cut[len(operands) :], result_layouts, strict=True)
+        local_seeds = [shard_of(seed, pieces, lay, axis_sizes, rank) for seed, pieces, lay in wanted]
         try:
             got[rank] = trial.outcome(rank, [h[rank] for h in held], local_seeds, rule)
         except RuntimeError as error:  # shards that don't fit together, or results of another shape
             return [f"what it can run on ({error})"]
     lies, tolerance = trial.layouts(), ROUNDING * max(_precision(op, layer), default=0.0)
+    of = dict(zip(lies, (*cut[len(operands) :], *cut), strict=False))
     return [
         name for name, whole in expected.items()
-        if not agrees({r: o[name] for r, o in got.items()}, whole, lies[name], axis_sizes, tolerance)
+        if not agrees({r: o[name] for r, o in got.items()}, whole, of[name], lies[name], axis_sizes, tolerance)
     ]  # fmt: skip
+
+
+def _pieces(rule: OpRule, op: Op, layer: LayerClass, batch: int) -> list[Pieces]:
+    """What each operand, then each result, may be cut into."""
+    specs = [layer.values[name] for name in (*op.operands, *op.results)]
+    grains = rule.grains or [[1] * len(spec.shape) for spec in specs]
+    return [
+        Pieces(tuple(Extent(e.per_sample // g, e.fixed // g) for e, g in zip(spec.shape, own, strict=True)), batch)
+        for spec, own in zip(specs, grains, strict=True)
+    ]
 
 
 def _precision(op: Op, layer: LayerClass) -> Iterator[float]:
@@ -174,21 +189,16 @@ class _Trial:
         specs = {n: self.layer.values[o] for n, o in zip(names, self.op.operands, strict=True)}
         values = specs | {r: self.layer.values[r] for r in self.op.results}
         name = rule.kernel(self.factors) if self.axis_sizes else ""
-        call = Call(self.op, names, self.operand_layouts, self.result_layouts, self.factors, name)
+        call = Call(self.op, names, self.operand_layouts, self.result_layouts, self.factors, name, rule.grains)
         program = Program(self.axis_sizes, (call,), names, (), (), self.op.results, layouts, values)
-        local = local_call(call, program, self.batch)
+        local = local_call(call, program, self.batch, rank)
         function = _function(local.target)
         if name:
-            info = call_info(call, program, self.batch, lambda axes: str(_place(rank, axes, self.axis_sizes)))
+            info = call_info(call, program, self.batch, lambda axes: str(axes), rank)
             function = functools.partial(kernel(name), info)
         held = dict(zip(names, leaves, strict=True))
         arguments = [_value(a, held) for a in local.args]
         return _as_tuple(function(*arguments, **{k: _value(v, held) for k, v in local.kwargs.items()}))
-
-
-def _place(rank: Rank, axes: tuple[int, ...], sizes: tuple[int, ...]) -> int:
-    """Position of `rank` among the ranks that differ from it on `axes` only: its name for the group in kernels."""
-    return functools.reduce(lambda place, axis: place * sizes[axis] + rank[axis], axes, 0)
 
 
 def _value(argument: Any, held: Mapping[str, Tensor]) -> Any:

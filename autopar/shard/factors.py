@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import gcd
+from typing import TypeAlias
 
 from autopar.graph import Extent
 
 LINEAR = "+"
 """Pseudo factor of ops that are linear in all their operands: on its axis operands and results are partial sums."""
+
+
+Grains: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,9 @@ class OpRule:
     A factor that a result lacks is summed over (the result becomes partial), unless it is in `whole`: then its kernel
     itself returns the whole result. `kernels[f]` names the function of `kernels.py` that runs the op when `f` is split;
     `kernels[""]` runs it always. Operands in `added` (indices) are terms of a sum: where the result is partial for want
-    of their factor, so are they. Factors of one op are split independently on each mesh axis.
+    of their factor, so are they. Factors of one op are split independently on each mesh axis. A split of a factor in
+    `solid` must leave no rank without a part. `grains[t][d]` is how many elements of dim `d` of tensor `t` (operands,
+    then results) belong to one of what is dealt out; () where all are 1.
     """
 
     factors: tuple[Factor, ...]
@@ -36,6 +42,8 @@ class OpRule:
     kernels: dict[str, str] = field(default_factory=dict, hash=False)
     whole: frozenset[str] = frozenset()
     added: frozenset[int] = frozenset()
+    solid: frozenset[str] = frozenset()
+    grains: Grains = ()
 
     def kernel(self, factors: tuple[str, ...]) -> str:
         """Name of the kernel that runs the op when the mesh axes split `factors`, '' where the op itself is right."""
@@ -52,3 +60,8 @@ def common_extent(first: Extent, second: Extent) -> Extent | None:
         return None
     shared = gcd(mine, other)
     return Extent(unit[0] * shared, unit[1] * shared)
+
+
+def grain_of(extent: Extent, piece: Extent) -> int:
+    """How many times `piece`, which divides it at every batch, an extent is."""
+    return extent.per_sample // piece.per_sample if piece.per_sample else extent.fixed // piece.fixed

@@ -10,16 +10,16 @@ takes `draw`, see there.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf, prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from autopar.shard.batch_norm import split_batch_norm
-from autopar.shard.collectives import relayout
-from autopar.shard.localize import CallInfo, Share
+from autopar.shard.collectives import all_reduce
+from autopar.shard.localize import CallInfo
 from autopar.shard.masks import keep_mask
-from autopar.shard.torch_private import place_in
 from autopar.shard.vocabulary import vocabulary_cross_entropy
 
 MEAN, SUM = 1, 2
@@ -40,13 +40,13 @@ def embedding_rows(
 ) -> Tensor:
     """Rows of a table cut by rows, zeros for those that other ranks hold.
 
-    weight (rows / ranks, d), indices (...), result (..., d).
+    weight (own rows, d), indices (...), result (..., d).
     """
-    first = place_in(info.rows.group) * weight.shape[0]
-    local = indices - first
+    first, local = info.rows.first, indices - info.rows.first
     elsewhere = (local < 0) | (local >= weight.shape[0])
     padding = padding_idx - first if first <= padding_idx < first + weight.shape[0] else -1
-    rows = torch.ops.aten.embedding.default(weight, local.masked_fill_(elsewhere, 0), padding)
+    table = weight if len(weight) else torch.cat([weight, weight.new_zeros(1, weight.shape[1])])
+    rows = torch.ops.aten.embedding.default(table, local.masked_fill_(elsewhere, 0), padding)
     result: Tensor = rows.masked_fill_(elsewhere.unsqueeze(-1), 0)
     return result
 
@@ -66,7 +66,7 @@ def cross_entropy(
     of targets of all ranks that are not ignored, so it is partial over the axes that split rows.
     """
     if info.rows.size > 1:
-        losses = vocabulary_cross_entropy(logits, target, ignore_index, info.rows.group)
+        losses = vocabulary_cross_entropy(logits, target, info.rows.first, ignore_index, info.rows.group)
         total = losses.sum() if reduction in (MEAN, SUM) else losses
     else:
         whole = SUM if reduction == MEAN else reduction
@@ -77,8 +77,9 @@ def cross_entropy(
 
 
 def mean(info: CallInfo, *args: Any, **kwargs: Any) -> Tensor:
-    """A mean over split dims: the local one over the number of equal shares, a partial result."""
-    return _operator(info.target)(*args, **kwargs) / info.parts.size  # type: ignore[no-any-return]
+    """A mean over split dims: the local one by this rank's share of what is averaged, a partial result."""
+    found: Tensor = _operator(info.target)(*args, **kwargs)
+    return found / info.multiple if info.multiple < inf else found.masked_fill(found.new_ones((), dtype=torch.bool), 0)
 
 
 def batch_norm(
@@ -99,11 +100,11 @@ def batch_norm(
     """
     if not training:
         return _operator(info.target)(x, weight, bias, running_mean, running_var, training, momentum, eps, *further)
-    split = info.dims[0]
-    result, mean, variance = split_batch_norm(x, weight, bias, eps, split.size, split.group)
+    samples = info.shape[0]
+    result, mean, variance = split_batch_norm(x, weight, bias, eps, samples, info.dims[0].group)
     if running_mean is None or running_var is None:
         return result
-    count = split.size * x.numel() // x.shape[1]
+    count = samples * prod(x.shape[2:])
     moved = [
         old.lerp(new.detach().to(old.dtype), momentum)
         for old, new in ((running_mean, mean), (running_var, variance * (count / (count - 1))))
@@ -133,10 +134,9 @@ KERNELS: dict[str, Callable[..., Any]] = {
 """The kernels by the name that rules give."""
 
 
-def _count(chosen: Tensor, parts: Share) -> Tensor:
+def _count(chosen: Tensor, group: str) -> Tensor:
     """Number of true elements over all ranks."""
-    count = chosen.sum()
-    return relayout(count, (f"all_reduce -1 -1 {parts.size} {parts.group}",), ()) if parts.size > 1 else count
+    return all_reduce(chosen.sum(), group) if group else chosen.sum()
 
 
 def _operator(target: str) -> Callable[..., Any]:

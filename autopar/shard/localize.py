@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import prod
-from typing import Any, NamedTuple, TypeAlias
+from math import inf, prod
+from typing import Any, NamedTuple
 
-from autopar.errors import PlanError
-from autopar.graph import (
-    PARTIAL,
-    Argument,
-    Extent,
-    Layout,
-    Op,
-    Operand,
-    OpKey,
-    Ref,
-    layout_text,
-)
+from autopar.graph import PARTIAL, Argument, Extent, Op, Operand, OpKey, Ref, TensorSpec, axes_of
+from autopar.shard.cuts import GroupName, Recut, Spot, encode_moves, recuts, seen_shape
 from autopar.shard.factors import LINEAR
-from autopar.shard.program import Call, Move, Program, Relayout
-
-GroupName: TypeAlias = Callable[[tuple[int, ...]], str]
-"""Name of the process group over some mesh axes (in axis order): ranks that differ on these axes only, row-major."""
+from autopar.shard.program import Call, Program, Relayout
+from autopar.shard.relayout import gradient_layout, held_layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +27,30 @@ class LocalCall:
 
 
 class Share(NamedTuple):
-    """One of `size` equal shares, which one being told by this rank's place in `group` ('' where nobody asks)."""
+    """One of `size` shares of a dim: this rank's `length` elements from `first` on.
+
+    The others are those of the ranks of `group` ('' where nobody asks).
+    """
 
     size: int = 1
     group: str = ""
+    first: int = 0
+    length: int = 0
 
 
 class CallInfo(NamedTuple):
     """What a kernel knows beside the op's arguments: plain literals, so that it can stand in generated code.
 
-    `rows` is this rank's share of the factor `v`. `parts` says of how many equal work shares the result is the sum.
+    `rows` is this rank's share of the factor `v`. The result is the sum over the ranks of group `parts` ('' where
+    nobody asks), of whose work all is `multiple` times this rank's (inf where this one has none).
     Of the first operand: `shape` is the whole shape, `dims` the share of each dim, `batch_dim` the dim along which its
     `samples` lie (-1, 1: none). `salt` tells the ops of a layer apart.
     """
 
     target: str
     rows: Share = Share()
-    parts: Share = Share()
+    parts: str = ""
+    multiple: float = 1.0
     shape: tuple[int, ...] = ()
     dims: tuple[Share, ...] = ()
     batch_dim: int = -1
@@ -76,14 +71,14 @@ RENAMED = {
 """Views become reshapes: a shard that was sliced or exchanged need not be contiguous where the whole was."""
 
 
-def local_call(call: Call, program: Program, batch: int) -> LocalCall:
-    """The ATen call that `call` is on one rank at a global microbatch of `batch` samples.
+def local_call(call: Call, program: Program, batch: int, place: tuple[int, ...] = ()) -> LocalCall:
+    """The ATen call that `call` is on the rank at `place` at a global microbatch of `batch` samples.
 
-    Arguments that are sizes of the result become those of the local shard. Raises PlanError where a dim does not
-    divide by the ranks that split it.
+    Arguments that are sizes of the result become those of the local shard. Around the call dims may have to be recut
+    (`cuts.recuts`). By default the rank is the first, whose shards are the largest.
     """
     names = iter(call.operands)
-    sized = _localise_sizes(call, program, batch)
+    sized = _localise_sizes(call, program, batch, place)
     args = tuple(_evaluate(a, batch, names) for a in sized.args)
     kwargs = {k: _evaluate(a, batch, names) for k, a in sized.kwargs}
     return LocalCall(RENAMED.get(sized.target, sized.target), args, kwargs)
@@ -99,61 +94,50 @@ def in_evaluation(call: Call) -> Call:
 
 
 def op_key(call: Call, program: Program, batch: int) -> OpKey:
-    """What the profiler times for `call`: the local ATen call on operands of the local shapes.
+    """What the profiler times for `call`: the local ATen call on operands of the largest local shapes.
 
     A kernel is keyed as the op it stands for; what it communicates is priced apart (`rules.inner_collectives`).
     """
     local = local_call(call, program, batch)
-    operands = {name: _operand(program, name, batch) for name in call.operands}
+    operands = {name: _operand(call, program, i, batch) for i, name in enumerate(call.operands)}
     args = tuple(_substitute(a, operands) for a in local.args)
     kwargs = tuple((k, _substitute(a, operands)) for k, a in local.kwargs.items())
     return OpKey(local.target, args, kwargs)
 
 
-def shard_shape(shape: tuple[int, ...], layout: Layout, axis_sizes: tuple[int, ...], what: str) -> tuple[int, ...]:
-    """Shape of every rank's shard; raises PlanError naming `what` where a dim does not divide evenly."""
-    local = list(shape)
-    for placement, size in zip(layout, axis_sizes, strict=True):
-        if placement < 0:
-            continue
-        if local[placement] % size:
-            raise PlanError(
-                f"{what}: shape {shape} can't be laid out {layout_text(layout)!r} over axes of sizes {axis_sizes}: "
-                f"dim {placement} does not divide evenly. Choose a batch or degrees that divide it."
-            )
-        local[placement] //= size
-    return tuple(local)
-
-
-def local_shape_of(program: Program, name: str, batch: int) -> tuple[int, ...]:
-    """Local shape of a value of the program."""
-    return shard_shape(program.values[name].shape_at(batch), program.layouts[name], program.axis_sizes, name)
-
-
-def call_info(call: Call, program: Program, batch: int, group_name: GroupName) -> CallInfo:
-    """What the kernel of `call` is told; `group_name` is asked only for groups that the kernel uses."""
+def call_info(call: Call, program: Program, batch: int, group_name: GroupName, place: tuple[int, ...] = ()) -> CallInfo:
+    """What the kernel of `call` is told; `group_name` is asked only for groups over which the kernel communicates."""
     spec, layout = program.values[call.operands[0]], call.operand_layouts[0]
     by_sample = next((d for d, e in enumerate(spec.shape) if e.is_batch and not e.fixed), None)
-
-    def share(axes: tuple[int, ...], used: bool) -> Share:
-        return Share(prod(program.axis_sizes[a] for a in axes), group_name(axes) if axes and used else "")
-
-    asked = {"dropout": len(spec.shape), "batch_norm": 1}.get(call.kernel, 0)
-    dims = tuple(_axes_where(layout, d) for d in range(len(spec.shape)))
+    dims = tuple(
+        _share(spec, d, axes_of(layout, d), batch, Spot(program.axis_sizes, place)) for d in range(len(spec.shape))
+    )
+    classes = tuple(a for a, f in enumerate(call.factors) if f == "v")
+    at = {layout[a] for a in classes}
+    rows, parts = dims[at.pop()] if at else Share(), partial_axes(call)
+    if call.kernel in ("embedding_rows", "cross_entropy") and classes:
+        rows = rows._replace(group=group_name(classes) if call.kernel == "cross_entropy" else "")
+    if call.kernel == "batch_norm" and dims[0].size > 1:
+        dims = (dims[0]._replace(group=group_name(axes_of(layout, 0))), *dims[1:])
     return CallInfo(
         call.op.target,
-        share(_axes_where(call.factors, "v"), call.kernel in ("embedding_rows", "cross_entropy")),
-        share(partial_axes(call), call.kernel == "cross_entropy"),
+        rows,
+        group_name(parts) if parts and call.kernel == "cross_entropy" else "",
+        prod(_times(spec.shape[d].at(batch), dims[d].length) for d in {layout[a] for a in parts if layout[a] >= 0}),
         spec.shape_at(batch),
-        tuple(share(axes, d < asked) for d, axes in enumerate(dims)),
+        dims,
         -1 if by_sample is None else by_sample,
         1 if by_sample is None else batch,
         call.op.name,
     )
 
 
-def _axes_where(placements: tuple[Any, ...], wanted: Any) -> tuple[int, ...]:
-    return tuple(a for a, p in enumerate(placements) if p == wanted)
+def _share(spec: TensorSpec, dim: int, axes: tuple[int, ...], batch: int, spot: Spot) -> Share:
+    return Share(prod(spot.sizes[a] for a in axes), "", *spot.part(spec.shape[dim], batch, axes))
+
+
+def _times(whole: int, part: int) -> float:
+    return whole / part if part else inf
 
 
 def partial_axes(call: Call) -> tuple[int, ...]:
@@ -170,27 +154,59 @@ def groups_of(program: Program) -> tuple[tuple[int, ...], ...]:
         found.setdefault(axes)
         return ""
 
+    batch = prod(program.axis_sizes)  # that samples divide: whether other dims do, doesn't depend on the batch
     for step in program.steps:
         if isinstance(step, Relayout):
-            encode_moves(step.forward + step.backward, program.axis_sizes, note)
-        elif step.kernel:
-            call_info(step, program, 1, note)
+            encode_relayout(step, program.values[step.source], batch, Spot(program.axis_sizes), note)
+            continue
+        for recut in recuts(step, program, batch):
+            note(recut.axes)
+        if step.kernel:
+            call_info(step, program, batch, note)
     return tuple(sorted(found))
 
 
-def encode_moves(moves: tuple[Move, ...], axis_sizes: tuple[int, ...], group_name: GroupName) -> list[str]:
-    """Moves as the operator `autopar::relayout` takes them: `kind dim to_dim size group`, one text a move."""
-    return [f"{m.kind} {m.dim} {m.to_dim} {prod(axis_sizes[a] for a in m.axes)} {group_name(m.axes)}" for m in moves]
+def encode_relayout(
+    step: Relayout, spec: TensorSpec, batch: int, spot: Spot, group_name: GroupName
+) -> tuple[list[str], list[str]]:
+    """Forward and backward moves of a change of layout of a value, as the operator takes them."""
+    starts = (step.forward, held_layout(step.from_layout)), (step.backward, gradient_layout(step.to_layout))
+    forward, backward = (encode_moves(m, start, spec, batch, spot, group_name) for m, start in starts)
+    return forward, backward
 
 
-def _localise_sizes(call: Call, program: Program, batch: int) -> Op:
+@dataclass(frozen=True, slots=True)
+class RecutTexts:
+    """What recuts a tensor of a call, there (`forward` for values, `backward` for gradients), as the operator takes it.
+
+    `index` counts the call's operands, then its results.
+    """
+
+    index: int
+    forward: tuple[str, ...]
+    backward: tuple[str, ...]
+
+
+def encode_recuts(call: Call, program: Program, batch: int, group_name: GroupName) -> list[RecutTexts]:
+    """What recuts the operands of a call before it, and its results behind it."""
+    by_index: dict[int, list[Recut]] = {}
+    for recut in recuts(call, program, batch):
+        by_index.setdefault(recut.index, []).append(recut)
+    texts = []
+    for index, found in by_index.items():
+        to_op = index < len(call.operands)
+        ways = (tuple(r.text(group_name, way) for r in found) for way in (to_op, not to_op))
+        texts.append(RecutTexts(index, *ways))
+    return texts
+
+
+def _localise_sizes(call: Call, program: Program, batch: int, place: tuple[int, ...]) -> Op:
     """The op with the argument that gives its result's shape made local."""
     op = call.op
     name = op.target.split(".")[1] if op.target.startswith("aten.") and not op.target.endswith(".dtype") else ""
     if name not in SIZES_AT and name != "unflatten":
         return op
-    whole = program.values[op.results[0]].shape_at(batch)
-    local = shard_shape(whole, call.result_layouts[0], program.axis_sizes, f"op {op.name} ({op.target})")
+    local = seen_shape(call, program, len(call.operands), batch, place)
     if name == "unflatten":
         return _with_argument(op, 2, "sizes", _unflattened(op, local))
     return _with_argument(op, SIZES_AT[name], "shape" if name == "reshape" else "size", local)
@@ -219,9 +235,9 @@ def _evaluate(argument: Any, batch: int, names: Iterator[str]) -> Any:
     return argument
 
 
-def _operand(program: Program, name: str, batch: int) -> Operand:
-    spec = program.values[name]
-    return Operand(local_shape_of(program, name, batch), spec.dtype, spec.requires_grad)
+def _operand(call: Call, program: Program, index: int, batch: int) -> Operand:
+    spec = program.values[call.operands[index]]
+    return Operand(seen_shape(call, program, index, batch), spec.dtype, spec.requires_grad)
 
 
 def _substitute(argument: Any, operands: dict[str, Operand]) -> Any:

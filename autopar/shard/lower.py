@@ -8,6 +8,7 @@ from autopar.errors import PlanError
 from autopar.graph import REPLICATE, LayerClass, Layout, Op, OpGraph, TensorSpec, follow_layout, layout_text
 from autopar.plan import LayerStrategy
 from autopar.shard import rules
+from autopar.shard.factors import Grains
 from autopar.shard.program import Call, Program, Relayout, Step, made_by, read_by
 from autopar.shard.regions import in_order, rerun_regions
 from autopar.shard.relayout import held_layout, plan_moves
@@ -136,12 +137,12 @@ class _Lowering:
     def call(self, op: Op) -> None:
         """Add the local call of `op` with what its operands need before it."""
         factors = self.strategy.ops.get(op.name, ("",) * len(self.axis_sizes))
-        operands, results, kernel = self._rule(op, factors)
+        operands, results, kernel, grains = self._rule(op, factors)
         reader = f"op {op.name} ({op.target})"
         names = tuple(self.read(n, lay, reader) for n, lay in zip(op.operands, operands, strict=True))
         lie = tuple(self.layouts[n] for n in names)
         made = tuple(self._effective(lay, self.layer.values[r]) for r, lay in zip(op.results, results, strict=True))
-        self.steps.append(Call(op, names, lie, made, factors, kernel))
+        self.steps.append(Call(op, names, lie, made, factors, kernel, grains))
         for name, layout in zip(op.results, results, strict=True):
             self.appear(name, layout)
 
@@ -181,8 +182,8 @@ class _Lowering:
         self.steps.append(Relayout(source, result, lies, wanted, moves.forward, backward))
         return result
 
-    def _rule(self, op: Op, factors: tuple[str, ...]) -> tuple[tuple[Layout, ...], tuple[Layout, ...], str]:
-        """Layouts of operands and results of `op`, and its kernel."""
+    def _rule(self, op: Op, factors: tuple[str, ...]) -> tuple[tuple[Layout, ...], tuple[Layout, ...], str, Grains]:
+        """Layouts of operands and results of `op`, its kernel and grains."""
         rule = rules.rule_for(op, self.layer)
         known = {"", *(f.name for f in rule.factors)} if rule else {""}
         if len(factors) != len(self.axis_sizes) or not known.issuperset(factors):
@@ -192,8 +193,8 @@ class _Lowering:
             )
         if rule is None:
             whole = self._replicated
-            return (whole,) * len(op.operands), (whole,) * len(op.results), ""
-        return *rules.layouts_of(rule, op, self.layer, factors), rule.kernel(factors)
+            return (whole,) * len(op.operands), (whole,) * len(op.results), "", ()
+        return *rules.layouts_of(rule, op, self.layer, factors), rule.kernel(factors), rule.grains
 
     def _check_layout(self, name: str, layout: Layout, spec: TensorSpec) -> None:
         if len(layout) != len(self.axis_sizes) or any(p >= len(spec.shape) for p in layout):

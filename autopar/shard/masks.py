@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from autopar.shard.localize import CallInfo
-from autopar.shard.torch_private import place_in
 
 CHUNK_ELEMENTS = 1 << 20
 """How many elements are drawn at a time: bounds the transient memory."""
@@ -40,9 +39,7 @@ def keep_mask(info: CallInfo, draw: Tensor, p: float) -> Tensor:
 def _places(info: CallInfo, dim: int, draw: Tensor) -> Tensor:
     """Positions along `dim` of the elements this rank holds; along the batch dim those of the global batch."""
     share = info.dims[dim]
-    length = info.shape[dim] // share.size
-    first = length * place_in(share.group)
-    position = torch.arange(first, first + length, device=draw.device)
+    position = torch.arange(share.first, share.first + share.length, device=draw.device)
     if dim != info.batch_dim:
         return position
     per_sample = info.shape[dim] // info.samples

@@ -3,13 +3,14 @@
     line     := term, term, ... -> term, ... [| note, note, ...]
     term     := [+] dim dim ...      one per tensor operand or result; surplus terms (absent optional operands) drop
     dim      := name | _ | ...       a factor, a dim that can't be split, or any number of leading dims
-    note     := + | name: kernel | name: kernel whole | *: kernel
+    note     := + | name: kernel | name: kernel whole | *: kernel | name!
 
 `...` and terms longer than their tensor align to the right, as in broadcasting; the dims of `...` are the factors d0,
 d1, ... from the left of the longest. A dim of length 1 is never split. Where dims of one factor differ in length (the
 heads of grouped queries, the merged dim of a view), what can be dealt out is their greatest common divisor. A leading
 `+` marks a term of a sum (a bias). Notes: `+` says that the op is linear in all its operands together, `name: kernel`
-which kernel runs a split of that factor (`whole`: and returns whole results), `*: kernel` one that always runs.
+which kernel runs a split of that factor (`whole`: and returns whole results), `*: kernel` one that always runs, and
+`name!` that the op can't run where a rank has nothing of that factor.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from dataclasses import dataclass
 
 from autopar.errors import ConfigError
 from autopar.graph import Extent, TensorSpec
-from autopar.shard.factors import LINEAR, Factor, OpRule, common_extent
+from autopar.shard.factors import LINEAR, Factor, Grains, OpRule, common_extent, grain_of
 
 REST = "..."
 FIXED = "_"
+SOLID = "!"
 _NOTE = re.compile(r"(\w+|\*): (\w+)( whole)?")
 
 
@@ -36,6 +38,7 @@ class Line:
     added: frozenset[int]
     notes: tuple[tuple[str, str, bool], ...]
     linear: bool
+    solid: frozenset[str] = frozenset()
 
 
 def parse(text: str) -> Line:
@@ -50,7 +53,9 @@ def parse(text: str) -> Line:
     for term in (*operands, *results):
         _check_term(term, text)
     words = [note.strip() for note in notes.split(",") if note.strip()]
-    return Line(operands, results, added, tuple(_note(w, text) for w in words if w != LINEAR), LINEAR in words)
+    solid = frozenset(word[:-1] for word in words if word.endswith(SOLID))
+    noted = tuple(_note(w, text) for w in words if w != LINEAR and not w.endswith(SOLID))
+    return Line(operands, results, added, noted, LINEAR in words, solid)
 
 
 def _check_term(term: tuple[str, ...], text: str) -> None:
@@ -64,7 +69,9 @@ def _check_term(term: tuple[str, ...], text: str) -> None:
 def _note(word: str, text: str) -> tuple[str, str, bool]:
     found = _NOTE.fullmatch(word)
     if not found:
-        raise ConfigError(f"factor rule {text!r}: note {word!r} is not '+', 'name: kernel' or 'name: kernel whole'.")
+        raise ConfigError(
+            f"factor rule {text!r}: note {word!r} is not '+', 'name!', 'name: kernel' or 'name: kernel whole'."
+        )
     return found[1], found[2], bool(found[3])
 
 
@@ -87,12 +94,20 @@ def bind(
     extents = _extents([pair for tensor in dims for pair in tensor])
     placed = tuple(tuple(n if n in extents and e != Extent(0, 1) else "" for n, e in tensor) for tensor in dims)
     factors = [Factor(name, extent) for name, extent in extents.items()]
+    grains = tuple(
+        tuple(grain_of(spec.shape[d], extents[n]) if n else 1 for d, n in enumerate(names))
+        for spec, names in zip(specs, placed, strict=True)
+    )
     if line.linear or linear:
         factors.append(Factor(LINEAR, Extent(0, 0)))
     return OpRule(
         tuple(factors), placed[: len(operands)], placed[len(operands) :], dict(_kernels(line, list(extents))),
-        frozenset(name for name, _, whole in line.notes if whole), line.added,
+        frozenset(name for name, _, whole in line.notes if whole), line.added, line.solid, _unless_all_one(grains),
     )  # fmt: skip
+
+
+def _unless_all_one(grains: Grains) -> Grains:
+    return grains if any(grain > 1 for tensor in grains for grain in tensor) else ()
 
 
 def _name_dims(term: tuple[str, ...], rank: int, longest: int) -> tuple[str, ...] | None:

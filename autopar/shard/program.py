@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from autopar.graph import Layout, Op, TensorSpec
+from autopar.shard.factors import Grains
 
 MoveKind: TypeAlias = Literal[
     "all_reduce",  # P -> R (or B): sum over the axes
@@ -49,7 +50,7 @@ class Call:
     """One op on local shards. `operands[i]` is the name to read in place of `op.operands[i]` (after relayouts).
 
     `factors` is the factor each mesh axis splits ('' = none). `kernel` names the function of `kernels.py` to run
-    instead of the ATen op, '' where the op on local shards (with local sizes) is right.
+    instead of the ATen op, '' where the op on local shards (with local sizes) is right. `grains` are those of the rule.
     """
 
     op: Op
@@ -58,6 +59,7 @@ class Call:
     result_layouts: tuple[Layout, ...]
     factors: tuple[str, ...]
     kernel: str = ""
+    grains: Grains = ()
 
 
 Step: TypeAlias = Relayout | Call

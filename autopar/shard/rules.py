@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import cache
 from math import prod
 
-from autopar.graph import BROADCAST, PARTIAL, REPLICATE, LayerClass, Layout, Op, TensorSpec
+from autopar.graph import BROADCAST, PARTIAL, REPLICATE, Extent, LayerClass, Layout, Op, TensorSpec, is_dealt, part_of
 from autopar.shard.factors import LINEAR, Factor, OpRule
 from autopar.shard.inner import inner_collectives, inner_collectives_backward
 from autopar.shard.notation import bind, parse
@@ -47,28 +47,36 @@ def assignments(
 ) -> tuple[tuple[str, ...], ...]:
     """Every legal choice of the factor that each mesh axis splits, '' = none first, at a global microbatch of `batch`.
 
-    A factor's extent must divide by the product of the sizes of all axes that split it. Results that are no numbers
-    (bool) are never left partial.
+    A factor's extent must divide by the product of the sizes of all axes that split it, or count at least that many.
+    Results that are no numbers (bool) are never left partial.
     """
     numbers = all(layer.values[name].dtype != "bool" for name in op.results)
     summed = {f.name for f in rule.factors if any(_result(rule, r, f.name) == PARTIAL for r in rule.results)}
-    extents = {"": 0} | {f.name: f.extent.at(batch) for f in rule.factors if numbers or f.name not in summed}
-    return _combinations(tuple(extents.items()), axis_sizes)
+    split = tuple(f for f in rule.factors if numbers or f.name not in summed)
+    return _combinations((Factor("", Extent(0)), *split), rule.solid, axis_sizes, batch)
 
 
 @cache
-def _combinations(extents: tuple[tuple[str, int], ...], axis_sizes: tuple[int, ...]) -> tuple[tuple[str, ...], ...]:
-    length = dict(extents)
+def _combinations(
+    factors: tuple[Factor, ...], solid: frozenset[str], axis_sizes: tuple[int, ...], batch: int
+) -> tuple[tuple[str, ...], ...]:
+    extents = {f.name: f.extent for f in factors}
     found: list[tuple[str, ...]] = [()]
-    for i in range(len(axis_sizes)):
-        longer = [(*chosen, name) for chosen in found for name in length]
-        found = [c for c in longer if length[c[-1]] % _ways(c, axis_sizes[: i + 1]) == 0]
+    for _ in axis_sizes:
+        longer = [(*chosen, name) for chosen in found for name in extents]
+        found = [c for c in longer if _legal(extents[c[-1]], c[-1] in solid, batch, _split_by(c, axis_sizes))]
     return tuple(found)
 
 
-def _ways(chosen: tuple[str, ...], sizes: tuple[int, ...]) -> int:
-    """Into how many shards the last axis' factor is split."""
-    return prod(size for name, size in zip(chosen, sizes, strict=True) if name == chosen[-1])
+def _split_by(chosen: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Sizes of the axes that split the same factor as the last one chosen for."""
+    return tuple(size for name, size in zip(chosen, sizes, strict=False) if name == chosen[-1])
+
+
+def _legal(extent: Extent, solid: bool, batch: int, sizes: tuple[int, ...]) -> bool:
+    """Whether axes of `sizes` may split a factor; a solid one must have something for the last of the ranks, too."""
+    last = tuple(size - 1 for size in sizes)
+    return is_dealt(extent, batch, prod(sizes)) and not (solid and part_of(extent, batch, sizes, last)[1] == 0)
 
 
 def layouts_of(rule: OpRule, op: Op, layer: LayerClass, factors: tuple[str, ...]) -> tuple[Layouts, Layouts]:

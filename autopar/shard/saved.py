@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from autopar.graph import DTYPE_BYTES, Op
+from autopar.graph import DTYPE_BYTES, Op, local_shape
 from autopar.shard.factors import LINEAR
-from autopar.shard.localize import local_shape_of
 from autopar.shard.program import Call, Program, Step
 
 
@@ -19,11 +18,16 @@ def inner_saved_bytes(call: Call, program: Program, batch: int) -> int:
     """
     if call.kernel == "cross_entropy" and "v" in call.factors:
         width = max(DTYPE_BYTES["float32"], DTYPE_BYTES[program.values[call.operands[0]].dtype])
-        return width * prod(local_shape_of(program, call.operands[1], batch))
+        return width * _local_elements(call, 1, program, batch)
     if call.kernel == "dropout":  # native_dropout returns its mask as a second result
-        return prod(local_shape_of(program, call.operands[0], batch)) if len(call.op.results) == 1 else 0
+        return _local_elements(call, 0, program, batch) if len(call.op.results) == 1 else 0
     ways = prod(n for n, factor in zip(program.axis_sizes, call.factors, strict=True) if factor not in ("", LINEAR))
     return sum(-(-spec.bytes_at(batch) // ways) for spec in call.op.saved.extra)
+
+
+def _local_elements(call: Call, operand: int, program: Program, batch: int) -> int:
+    spec = program.values[call.operands[operand]]
+    return prod(local_shape(spec, batch, call.operand_layouts[operand], program.axis_sizes))
 
 
 def saved_names(call: Call) -> tuple[str, ...]:

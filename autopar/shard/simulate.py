@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import product
 
 import torch
 from torch import Tensor
 
-from autopar.graph import PARTIAL, Layout
+from autopar.graph import PARTIAL, Extent, Layout, axes_of, part_of
 
 Rank = tuple[int, ...]
 """Coordinates on the mesh, one per axis."""
@@ -19,15 +20,27 @@ def ranks(sizes: tuple[int, ...]) -> Iterator[Rank]:
     return product(*map(range, sizes))
 
 
-def shard_of(whole: Tensor, layout: Layout, sizes: tuple[int, ...], rank: Rank) -> Tensor:
-    """What `rank` holds of `whole`, partial axes left out: the first axis that splits a dim is outermost."""
-    for axis, placement in enumerate(layout):
-        if placement >= 0:
-            whole = whole.chunk(sizes[axis], placement)[rank[axis]]
+@dataclass(frozen=True)
+class Pieces:
+    """What a tensor may be cut into at `batch` samples: `extents[d]` counts the pieces of dim d."""
+
+    extents: tuple[Extent, ...]
+    batch: int = 1
+
+
+def shard_of(whole: Tensor, pieces: Pieces, layout: Layout, sizes: tuple[int, ...], rank: Rank) -> Tensor:
+    """What `rank` holds of `whole`, partial axes left out."""
+    for dim, extent in enumerate(pieces.extents):
+        if axes := axes_of(layout, dim):
+            first, length = part_of(extent, pieces.batch, [sizes[a] for a in axes], [rank[a] for a in axes])
+            grain = whole.shape[dim] // extent.at(pieces.batch)
+            whole = whole.narrow(dim, first * grain, length * grain)
     return whole
 
 
-def distribute(whole: Tensor, layout: Layout, sizes: tuple[int, ...], generator: torch.Generator) -> dict[Rank, Tensor]:
+def distribute(
+    whole: Tensor, pieces: Pieces, layout: Layout, sizes: tuple[int, ...], generator: torch.Generator
+) -> dict[Rank, Tensor]:
     """Fresh leaves that make up `whole`; along partial axes it is cut into random summands."""
     partial = [a for a, p in enumerate(layout) if p == PARTIAL]
     shares = list(ranks(tuple(sizes[a] for a in partial)))
@@ -35,12 +48,14 @@ def distribute(whole: Tensor, layout: Layout, sizes: tuple[int, ...], generator:
     parts.append(whole - sum(parts) if parts else whole)
     by_share = dict(zip(shares, parts, strict=True))
     return {
-        rank: shard_of(by_share[tuple(rank[a] for a in partial)], layout, sizes, rank).detach().clone()
+        rank: shard_of(by_share[tuple(rank[a] for a in partial)], pieces, layout, sizes, rank).detach().clone()
         for rank in ranks(sizes)
     }
 
 
-def agrees(shards: dict[Rank, Tensor], whole: Tensor, layout: Layout, sizes: tuple[int, ...], tolerance: float) -> bool:
+def agrees(
+    shards: dict[Rank, Tensor], whole: Tensor, pieces: Pieces, layout: Layout, sizes: tuple[int, ...], tolerance: float
+) -> bool:
     """Whether shards, summed over the partial axes, are what `layout` says of `whole`.
 
     `tolerance` is relative to the largest element of `whole`, or to 1.
@@ -49,7 +64,7 @@ def agrees(shards: dict[Rank, Tensor], whole: Tensor, layout: Layout, sizes: tup
     allowed = tolerance * max(float(whole.nan_to_num().abs().max()), 1.0) if floats else 0.0
     for rank in ranks(sizes):
         held = [shards[r] for r in _summands(rank, layout, sizes)]
-        wanted = shard_of(whole, layout, sizes, rank)
+        wanted = shard_of(whole, pieces, layout, sizes, rank)
         if any(h.shape != wanted.shape or h.dtype != wanted.dtype for h in held):
             return False
         total = torch.stack(held).sum(0) if len(held) > 1 else held[0]

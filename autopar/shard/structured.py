@@ -171,15 +171,15 @@ def _convolved(site: Site, channels: str) -> str | None:
     space = "_ " * (site.rank - 2)
     if site.argument(6, "groups", 1) != 1:
         return f"b _ {space}, _ _ {space}, _ -> b _ {space}"
-    return f"b i {space}, {channels} {space}, + o -> b o {space}"
+    return f"b i {space}, {channels} {space}, + o -> b o {space} | i!, o!"
 
 
 def spatial(dims: int) -> LineMaker:
     """Pooling, padding and resizing of whole images of so many dims, one by one."""
 
     def line(site: Site) -> str:
-        image = f"... {'_ ' * dims}"
-        return f"{image} -> {', '.join([image] * len(site.results))}"
+        image, channels = f"... {'_ ' * dims}", max(0, site.rank - dims - 1)
+        return f"{image} -> {', '.join([image] * len(site.results))} | d{channels}!"
 
     return line
 
@@ -204,7 +204,7 @@ def instance_norm(site: Site) -> str | None:
     if isinstance(site.argument(3, "running_mean"), Ref):
         return None
     space = "_ " * (site.rank - 2)
-    return f"b c {space}, c, c -> b c {space}"
+    return f"b c {space}, c, c -> b c {space} | b!, c!"
 
 
 def normalised(site: Site) -> str:

@@ -16,34 +16,34 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autopar.shard.collectives import LIBRARY, all_reduce
-from autopar.shard.torch_private import place_in
 
 CHUNK_ELEMENTS = 1 << 22
 """How many logits are widened at a time: bounds the transient memory."""
 
 LIBRARY.define(
-    "vocabulary_cross_entropy(Tensor logits, Tensor target, int ignore_index, str group) -> (Tensor, Tensor)"
+    "vocabulary_cross_entropy(Tensor logits, Tensor target, int first, int ignore_index, str group) -> (Tensor, Tensor)"
 )
 LIBRARY.define(
     "vocabulary_cross_entropy_backward"
-    "(Tensor gradient, Tensor logits, Tensor target, Tensor log_total, int ignore_index, str group) -> Tensor"
+    "(Tensor gradient, Tensor logits, Tensor target, Tensor log_total, int first, int ignore_index, str group)"
+    " -> Tensor"
 )
 
 
-def vocabulary_cross_entropy(logits: Tensor, target: Tensor, ignore_index: int, group: str) -> Tensor:
+def vocabulary_cross_entropy(logits: Tensor, target: Tensor, first: int, ignore_index: int, group: str) -> Tensor:
     """Loss of each target, float32 or wider, whole on every rank of `group`; 0 where ignored.
 
-    logits (rows, classes / ranks, ...) or (classes / ranks), of neighbouring classes in order of rank; target the same
-    without the dim of classes, numbered over all ranks.
+    logits (rows, own classes, ...) or (own classes), of the classes from `first` on; target the same without the dim of
+    classes, numbered over all ranks.
     """
-    losses, _ = torch.ops.autopar.vocabulary_cross_entropy(logits, target, ignore_index, group)
+    losses, _ = torch.ops.autopar.vocabulary_cross_entropy(logits, target, first, ignore_index, group)
     return losses  # type: ignore[no-any-return]
 
 
 @torch.library.impl(LIBRARY, "vocabulary_cross_entropy", "CompositeExplicitAutograd")
-def _forward(logits: Tensor, target: Tensor, ignore_index: int, group: str) -> tuple[Tensor, Tensor]:
+def _forward(logits: Tensor, target: Tensor, first: int, ignore_index: int, group: str) -> tuple[Tensor, Tensor]:
     rows, wide = _as_rows(logits), _wide(logits)
-    local, inside = _local_targets(rows, target, group)
+    local, inside = _local_targets(rows, target, first)
     picked = rows.gather(1, local.unsqueeze(1)).squeeze(1).to(wide).masked_fill_(~inside, 0)
     mine = torch.cat([rows[part].to(wide).logsumexp(1) for part in _chunks(rows)])
     top = all_reduce(mine, group, dist.ReduceOp.MAX)
@@ -54,10 +54,10 @@ def _forward(logits: Tensor, target: Tensor, ignore_index: int, group: str) -> t
 
 @torch.library.impl(LIBRARY, "vocabulary_cross_entropy_backward", "CompositeExplicitAutograd")
 def _backward(
-    gradient: Tensor, logits: Tensor, target: Tensor, log_total: Tensor, ignore_index: int, group: str
+    gradient: Tensor, logits: Tensor, target: Tensor, log_total: Tensor, first: int, ignore_index: int, group: str
 ) -> Tensor:
     rows, wide = _as_rows(logits), _wide(logits)
-    local, inside = _local_targets(rows, target, group)
+    local, inside = _local_targets(rows, target, first)
     scale = gradient.flatten().to(wide).masked_fill(target.flatten() == ignore_index, 0).unsqueeze(1)
     hits = torch.where(inside.unsqueeze(1), -scale, 0)
     result = torch.empty_like(rows, memory_format=torch.contiguous_format)
@@ -68,29 +68,29 @@ def _backward(
 
 
 @torch.library.register_fake("autopar::vocabulary_cross_entropy", lib=LIBRARY)  # type: ignore[untyped-decorator]
-def _fake_forward(logits: Tensor, target: Tensor, ignore_index: int, group: str) -> tuple[Tensor, Tensor]:
+def _fake_forward(logits: Tensor, target: Tensor, first: int, ignore_index: int, group: str) -> tuple[Tensor, Tensor]:
     wide = _wide(logits)
     return logits.new_empty(target.shape, dtype=wide), logits.new_empty((target.numel(),), dtype=wide)
 
 
 @torch.library.register_fake("autopar::vocabulary_cross_entropy_backward", lib=LIBRARY)  # type: ignore[untyped-decorator]
 def _fake_backward(
-    gradient: Tensor, logits: Tensor, target: Tensor, log_total: Tensor, ignore_index: int, group: str
+    gradient: Tensor, logits: Tensor, target: Tensor, log_total: Tensor, first: int, ignore_index: int, group: str
 ) -> Tensor:
     return logits.new_empty(logits.shape)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    logits, target, ctx.ignore_index, ctx.group = inputs
+    logits, target, ctx.first, ctx.ignore_index, ctx.group = inputs
     ctx.save_for_backward(logits, target, output[1])
     ctx.mark_non_differentiable(output[1])
 
 
-def _differentiate(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor, None, None, None]:
+def _differentiate(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor, None, None, None, None]:
     of_logits = torch.ops.autopar.vocabulary_cross_entropy_backward(
-        gradient, *ctx.saved_tensors, ctx.ignore_index, ctx.group
+        gradient, *ctx.saved_tensors, ctx.first, ctx.ignore_index, ctx.group
     )
-    return of_logits, None, None, None
+    return of_logits, None, None, None, None
 
 
 torch.library.register_autograd("autopar::vocabulary_cross_entropy", _differentiate, setup_context=_setup, lib=LIBRARY)
@@ -101,19 +101,22 @@ def _wide(logits: Tensor) -> torch.dtype:
 
 
 def _as_rows(logits: Tensor) -> Tensor:
-    """(rows, classes): the dim of classes is the second, or the only one."""
-    return logits.movedim(min(1, logits.dim() - 1), -1).reshape(-1, logits.shape[min(1, logits.dim() - 1)])
+    """(rows, classes): the dim of classes is the second, or the only one. A rank without any gets one of logit -inf."""
+    moved = logits.movedim(min(1, logits.dim() - 1), -1)
+    rows = moved.reshape(moved.shape[:-1].numel(), moved.shape[-1])
+    return rows if rows.shape[1] else rows.new_full((len(rows), 1), -torch.inf)
 
 
 def _from_rows(rows: Tensor, logits: Tensor) -> Tensor:
     dim = min(1, logits.dim() - 1)
-    return rows.reshape(logits.movedim(dim, -1).shape).movedim(-1, dim)
+    own = rows.narrow(1, 0, logits.shape[dim])
+    return own.reshape(logits.movedim(dim, -1).shape).movedim(-1, dim)
 
 
-def _local_targets(rows: Tensor, target: Tensor, group: str) -> tuple[Tensor, Tensor]:
+def _local_targets(rows: Tensor, target: Tensor, first: int) -> tuple[Tensor, Tensor]:
     """Targets numbered among this rank's classes (0 for others), and which are among them."""
     classes = rows.shape[1]
-    local = target.flatten() - place_in(group) * classes
+    local = target.flatten() - first
     inside = (local >= 0) & (local < classes)
     return local.masked_fill_(~inside, 0), inside
 

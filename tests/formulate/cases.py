@@ -175,6 +175,6 @@ def _parameters_s(laid: Laid, strategy: LayerStrategy, program: Program) -> floa
         spec, layout = laid.run.layer.values[name], program.layouts[name]
         if owned:
             rate = laid.rates.of(parameter_storage(spec, layout, data_axes, strategy.zero), spec)
-            elements = prod(local_shape(spec.shape_at(1), layout, laid.setting.sizes))
+            elements = prod(local_shape(spec, 1, layout, laid.setting.sizes))
             total += elements * (laid.setting.num_microbatches * rate.micro_s + rate.step_s)
     return total

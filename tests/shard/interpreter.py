@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from autopar.graph import PARTIAL, DeviceArg, Dtype, LayerClass, Layout, Op, Ref
+from autopar.graph import PARTIAL, DeviceArg, Dtype, LayerClass, Layout, Op, Ref, TensorSpec
 from autopar.shard.collectives import relayout
+from autopar.shard.cuts import Spot
 from autopar.shard.kernels import kernel
-from autopar.shard.localize import call_info, encode_moves, local_call
+from autopar.shard.localize import call_info, encode_recuts, encode_relayout, local_call
 from autopar.shard.program import Call, Program, Relayout
 
 Axes = tuple[int, ...]
@@ -34,19 +35,31 @@ class Mesh:
                 group, _ = dist.new_subgroups_by_enumeration(rows)
                 self.names[axes] = group.group_name
 
-    def shard(self, whole: Tensor, layout: Layout) -> Tensor:
-        """This rank's shard; along partial axes the value is dealt out evenly."""
+    @property
+    def spot(self) -> Spot:
+        """This rank's place."""
+        return Spot(self.sizes, self.place)
+
+    def shard(self, whole: Tensor, layout: Layout, spec: TensorSpec | None = None) -> Tensor:
+        """This rank's shard; along partial axes the value is dealt out evenly.
+
+        Dims that `spec` says are made of samples are cut between these.
+        """
         for axis, placement in enumerate(layout):
             if placement >= 0:
-                whole = whole.chunk(self.sizes[axis], placement)[self.place[axis]]
+                unit = max(1, spec.shape[placement].per_sample) if spec else 1
+                part = -(-whole.shape[placement] // (unit * self.sizes[axis])) * unit
+                parts = [*whole.split(part, placement)] if part else [whole]
+                parts += [parts[0].narrow(placement, 0, 0)] * self.sizes[axis]
+                whole = parts[self.place[axis]]
             elif placement == PARTIAL:
                 whole = whole / self.sizes[axis]
         return whole.clone()
 
     def whole(self, shard: Tensor, layout: Layout) -> Tensor:
         """Inverse of `shard`, from what all ranks hold."""
-        held = [torch.empty_like(shard) for _ in range(dist.get_world_size())]
-        dist.all_gather(held, shard.contiguous())
+        held: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(held, shard)
         return self._join(held, layout, (), 0)
 
     def _join(self, held: list[Tensor], layout: Layout, place: tuple[int, ...], axis: int) -> Tensor:
@@ -66,10 +79,9 @@ def run(
     values = dict(values)
     for step in program.steps:
         if isinstance(step, Relayout):
-            forward, backward = (
-                encode_moves(m, mesh.sizes, mesh.names.__getitem__) for m in (step.forward, step.backward)
-            )
-            values[step.result] = relayout(values[step.source], forward, backward)
+            spec = program.values[step.source]
+            moves = encode_relayout(step, spec, batch, mesh.spot, mesh.names.__getitem__)
+            values[step.result] = relayout(values[step.source], *moves)
         else:
             values |= zip(step.op.results, _run_call(step, program, mesh, batch, values, draw), strict=True)
     return values
@@ -78,13 +90,19 @@ def run(
 def _run_call(
     call: Call, program: Program, mesh: Mesh, batch: int, values: dict[str, Tensor], draw: Tensor | None
 ) -> tuple[Tensor, ...]:
-    local = local_call(call, program, batch)
+    local = local_call(call, program, batch, mesh.place)
+    recuts = encode_recuts(call, program, batch, mesh.names.__getitem__)
+    names = (*call.operands, *call.op.results)
+    changes = {names[r.index]: (r.forward, r.backward) for r in recuts}
+    values = values | {n: relayout(values[n], *changes[n]) for n in call.operands if n in changes}
     args, kwargs = resolved(local.args, values), {k: resolved(v, values) for k, v in local.kwargs.items()}
     if call.kernel:
-        info = call_info(call, program, batch, mesh.names.__getitem__)
+        info = call_info(call, program, batch, mesh.names.__getitem__, mesh.place)
         extra = {"draw": draw} if call.kernel == "dropout" else {}
-        return as_tuple(kernel(call.kernel)(info, *args, **kwargs, **extra))
-    return as_tuple(operator(local.target)(*args, **kwargs))
+        made = as_tuple(kernel(call.kernel)(info, *args, **kwargs, **extra))
+    else:
+        made = as_tuple(operator(local.target)(*args, **kwargs))
+    return tuple(relayout(t, *changes.get(n, ((), ()))) for n, t in zip(call.op.results, made, strict=True))
 
 
 def run_whole(layer: LayerClass, batch: int, values: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -19,11 +19,23 @@ def ranks(sizes: tuple[int, ...]) -> Iterator[Coordinates]:
     return product(*map(range, sizes))
 
 
+def parts_of(whole: np.ndarray, sizes: Coordinates, dim: int) -> list[np.ndarray]:
+    """Parts along a dim over axes of `sizes`, the first one outermost.
+
+    Each axis cuts into equal parts, of which the last ones are shorter or empty where it does not divide.
+    """
+    if not sizes:
+        return [whole]
+    part = -(-whole.shape[dim] // sizes[0])
+    cuts = [min(part * i, whole.shape[dim]) for i in range(1, sizes[0])]
+    return [inner for outer in np.split(whole, cuts, axis=dim) for inner in parts_of(outer, sizes[1:], dim)]
+
+
 def shard_of(whole: np.ndarray, layout: Layout, sizes: tuple[int, ...], rank: Coordinates) -> np.ndarray:
     """What `rank` holds of `whole`: splits applied axis by axis, so that the first axis of a dim is outermost."""
     for axis, placement in enumerate(layout):
         if placement >= 0:
-            whole = np.split(whole, sizes[axis], axis=placement)[rank[axis]]
+            whole = parts_of(whole, sizes[axis : axis + 1], placement)[rank[axis]]
     return whole
 
 
@@ -56,25 +68,25 @@ def run_move(move: Move, shards: Shards, sizes: tuple[int, ...]) -> Shards:
     result: Shards = {}
     for rank in shards:
         group = [r for r in ranks(sizes) if all(r[a] == rank[a] for a in range(len(sizes)) if a not in move.axes)]
-        result[rank] = _moved(move, [shards[r] for r in group], group.index(rank))
+        result[rank] = _moved(move, [shards[r] for r in group], group.index(rank), tuple(sizes[a] for a in move.axes))
     return result
 
 
-def _moved(move: Move, held: list[np.ndarray], index: int) -> np.ndarray:
-    """What the rank `index` of a group has after `move`, its ranks holding `held`."""
-    ways, mine = len(held), held[index]
+def _moved(move: Move, held: list[np.ndarray], index: int, sizes: Coordinates) -> np.ndarray:
+    """What the rank `index` of a group over axes of `sizes` has after `move`, its ranks holding `held`."""
+    mine = held[index]
     match move.kind:
         case "all_reduce":
             return np.sum(held, axis=0)  # type: ignore[no-any-return]
         case "all_gather":
             return np.concatenate(held, move.dim)
         case "reduce_scatter":
-            return np.split(np.sum(held, axis=0), ways, move.dim)[index]
+            return parts_of(np.sum(held, axis=0), sizes, move.dim)[index]
         case "all_to_all":
-            return np.concatenate([np.split(h, ways, move.to_dim)[index] for h in held], move.dim)
+            return np.concatenate([parts_of(h, sizes, move.to_dim)[index] for h in held], move.dim)
         case "slice":
-            return np.split(mine, ways, move.dim)[index]
+            return parts_of(mine, sizes, move.dim)[index]
         case "divide":
-            return mine / ways
+            return mine / len(held)
         case "pad":
-            return np.concatenate([mine if i == index else np.zeros_like(mine) for i in range(ways)], move.dim)
+            return np.concatenate([h if i == index else np.zeros_like(h) for i, h in enumerate(held)], move.dim)

@@ -20,7 +20,7 @@ from tests.shard.interpreter import Mesh, make_op, run, run_whole
 from tests.shard.test_kernels import layer_of
 from tests.shard.transformer import spec
 
-BATCH, CHANNELS = 8, 4
+BATCH, UNEVEN, CHANNELS = 8, 9, 4
 UPDATE, PLAIN = "aten._native_batch_norm_legit_functional.default", "aten.batch_norm.default"
 
 
@@ -46,10 +46,10 @@ def cases() -> dict[str, LayerClass]:
     }
 
 
-def inputs_of(layer: LayerClass) -> dict[str, Tensor]:
+def inputs_of(layer: LayerClass, batch: int) -> dict[str, Tensor]:
     """Random values, far from zero mean; the running variance is positive."""
     generator = torch.Generator().manual_seed(0)
-    shapes = {n: layer.values[n].shape_at(BATCH) for n in layer.inputs}
+    shapes = {n: layer.values[n].shape_at(batch) for n in layer.inputs}
     found = {n: torch.randn(s, generator=generator, dtype=torch.float64) + 3 for n, s in shapes.items()}
     return {n: t.square() if n == "v" else t for n, t in found.items()}
 
@@ -59,20 +59,20 @@ def evaluate(values: dict[str, Tensor], layer: LayerClass, runner: Any) -> tuple
     leaves = {n: t.clone().requires_grad_(layer.values[n].requires_grad) for n, t in values.items()}
     made = runner(leaves)
     results = {n: made[n] for n in layer.ops[0].results}
-    weights = torch.cos(torch.arange(BATCH, dtype=torch.float64)).view(-1, *[1] * (made["y"].dim() - 1))
+    weights = torch.cos(torch.arange(UNEVEN, dtype=torch.float64)).view(-1, *[1] * (made["y"].dim() - 1))
     (results["y"].square() * weights[: len(made["y"])]).sum().backward()
     return {n: t.detach() for n, t in results.items()}, leaves
 
 
-def wrong_cases(sizes: tuple[int, ...]) -> list[str]:
+def wrong_cases(sizes: tuple[int, ...], batch: int) -> list[str]:
     """Variants and factors whose results or gradients differ from one device's."""
     mesh, wrong = Mesh(sizes), []
     for name, layer in cases().items():
-        whole = inputs_of(layer)
+        whole = inputs_of(layer, batch)
         rule = rule_for(layer.ops[0], layer)
         assert rule is not None
-        for factors in assignments(rule, layer.ops[0], layer, sizes, BATCH):
-            wrong += [f"{name} {factors}: {n}" for n in differing(layer, mesh, factors, whole)]
+        for factors in assignments(rule, layer.ops[0], layer, sizes, batch):
+            wrong += [f"{name} {factors}: {n}" for n in differing(layer, mesh, factors, whole, batch)]
     return wrong
 
 
@@ -83,15 +83,17 @@ def lowered(layer: LayerClass, sizes: tuple[int, ...], factors: tuple[str, ...])
     return lower(layer, LayerStrategy(replicated, replicated, {"y": factors}, {}), sizes, anything, anything)
 
 
-def differing(layer: LayerClass, mesh: Mesh, factors: tuple[str, ...], whole: dict[str, Tensor]) -> list[str]:
+def differing(
+    layer: LayerClass, mesh: Mesh, factors: tuple[str, ...], whole: dict[str, Tensor], batch: int
+) -> list[str]:
     """Names of results and of inputs whose gradients differ."""
-    truth, true_leaves = evaluate(whole, layer, lambda v: run_whole(layer, BATCH, v))
+    truth, true_leaves = evaluate(whole, layer, lambda v: run_whole(layer, batch, v))
     program = lowered(layer, mesh.sizes, factors)
     places = dict(zip(layer.outputs, program.outputs, strict=True))
     local = {n: mesh.shard(t, program.layouts[n]) for n, t in whole.items()}
 
     def runner(values: dict[str, Tensor]) -> dict[str, Tensor]:
-        made = run(program, mesh, BATCH, values)
+        made = run(program, mesh, batch, values)
         return {n: made[place] for n, place in places.items()}
 
     results, leaves = evaluate(local, layer, runner)
@@ -106,10 +108,10 @@ def differing(layer: LayerClass, mesh: Mesh, factors: tuple[str, ...], whole: di
     return [n for n in wanted if not torch.allclose(found[n], wanted[n], 1e-11, 1e-11)]
 
 
-@pytest.mark.parametrize("sizes", [(4,), (2, 2)])
-def test_equals_batch_norm_of_the_whole_batch(pool: Pool, sizes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("sizes", "batch"), [((4,), BATCH), ((2, 2), BATCH), ((4,), UNEVEN), ((2, 2), UNEVEN)])
+def test_equals_batch_norm_of_the_whole_batch(pool: Pool, sizes: tuple[int, ...], batch: int) -> None:
     """Results, new running statistics and gradients under every split of samples and channels, in float64."""
-    assert pool.run(4, wrong_cases, sizes) == [[]] * 4
+    assert pool.run(4, wrong_cases, sizes, batch) == [[]] * 4
 
 
 def test_what_it_exchanges() -> None:

@@ -10,26 +10,32 @@ from torch import fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from autopar.graph import BROADCAST, PARTIAL, REPLICATE, Layout, layout_text
+from autopar.graph import BROADCAST, PARTIAL, REPLICATE, Extent, Layout, TensorSpec, layout_text
 from autopar.shard import torch_private
 from autopar.shard.collectives import TextMove, relayout
-from autopar.shard.localize import encode_moves
+from autopar.shard.cuts import Spot, encode_moves
 from autopar.shard.program import Move
 from autopar.shard.relayout import gradient_layout, held_layout, plan_moves
 from tests.pool import Pool
 from tests.shard.interpreter import Mesh
 
-SHAPE = (8, 4, 4)
+SHAPE, UNEVEN = (8, 4, 4), (9, 7, 5)
 PLACEMENTS = (0, 1, 2, REPLICATE, PARTIAL, BROADCAST)
 
 
-def encoded(mesh: Mesh, source: Layout, target: Layout) -> tuple[list[str], list[str]]:
+def encoded(mesh: Mesh, source: Layout, target: Layout, shape: tuple[int, ...] = SHAPE) -> tuple[list[str], list[str]]:
     moves = plan_moves(source, target)
-    return tuple(encode_moves(m, mesh.sizes, mesh.names.__getitem__) for m in (moves.forward, moves.backward))  # type: ignore[return-value]
+    starts = (moves.forward, held_layout(source)), (moves.backward, gradient_layout(target))
+    value, name = tensor(shape), mesh.names.__getitem__
+    return tuple(encode_moves(m, start, value, 1, mesh.spot, name) for m, start in starts)  # type: ignore[return-value]
+
+
+def tensor(shape: tuple[int, ...]) -> TensorSpec:
+    return TensorSpec(tuple(Extent(0, n) for n in shape), "float64")
 
 
 def random_pairs(axes: int, count: int) -> list[tuple[Layout, Layout]]:
-    """Random layouts of a value of SHAPE; a fixed seed, as all ranks must draw the same."""
+    """Random layouts of a value of three dims; a fixed seed, as all ranks must draw the same."""
     rng = random.Random(0)
 
     def layout() -> Layout:
@@ -38,17 +44,17 @@ def random_pairs(axes: int, count: int) -> list[tuple[Layout, Layout]]:
     return [(layout(), layout()) for _ in range(count)]
 
 
-def wrong_changes(sizes: tuple[int, ...], dtype_name: str, strided: bool) -> list[str]:
+def wrong_changes(sizes: tuple[int, ...], dtype_name: str, strided: bool, shape: tuple[int, ...]) -> list[str]:
     """Changes of layout whose value or gradient comes out wrong."""
     mesh, dtype, wrong = Mesh(sizes), getattr(torch, dtype_name), []
-    whole, gradient = (torch.randint(-4, 5, SHAPE).to(dtype) * 4 for _ in range(2))
+    whole, gradient = (torch.randint(-4, 5, shape).to(dtype) * 4 for _ in range(2))
     for source, target in random_pairs(len(sizes), 60):
         x = mesh.shard(whole, held_layout(source))
         given = mesh.shard(gradient, gradient_layout(target))
         if strided:
             x, given = (t.mT.contiguous().mT for t in (x, given))
         x.requires_grad_()
-        y = relayout(x, *encoded(mesh, source, target))
+        y = relayout(x, *encoded(mesh, source, target, shape))
         torch.autograd.backward(y, given)
         right = mesh.whole(y.detach(), held_layout(target)).equal(whole)
         assert x.grad is not None
@@ -58,12 +64,23 @@ def wrong_changes(sizes: tuple[int, ...], dtype_name: str, strided: bool) -> lis
 
 
 @pytest.mark.parametrize(
-    ("sizes", "dtype", "strided"),
-    [((4,), "float64", True), ((2, 2), "float64", False), ((2, 2), "float32", True), ((2, 2), "bfloat16", False)],
+    ("sizes", "dtype", "strided", "shape"),
+    [
+        ((4,), "float64", True, SHAPE),
+        ((2, 2), "float64", False, SHAPE),
+        ((2, 2), "float32", True, SHAPE),
+        ((2, 2), "bfloat16", False, SHAPE),
+        ((4,), "float64", True, UNEVEN),
+        ((2, 2), "float64", False, UNEVEN),
+        ((2, 2), "float64", False, (1, 2, 3)),
+    ],
 )
-def test_layout_changes(pool: Pool, sizes: tuple[int, ...], dtype: str, strided: bool) -> None:
-    """Value and gradient are right, bit for bit (small integers), for random layouts, dtypes and strides."""
-    assert pool.run(4, wrong_changes, sizes, dtype, strided) == [[]] * 4
+def test_layout_changes(pool: Pool, sizes: tuple[int, ...], dtype: str, strided: bool, shape: tuple[int, ...]) -> None:
+    """Value and gradient are right, bit for bit (small integers), for random layouts, dtypes and strides.
+
+    Dims that don't divide give unequal shards, and too short ones shards of nothing.
+    """
+    assert pool.run(4, wrong_changes, sizes, dtype, strided, shape) == [[]] * 4
 
 
 class Counter(TorchDispatchMode):
@@ -120,7 +137,9 @@ def test_shapes_without_processes() -> None:
     x = torch.empty(SHAPE, device="meta")
 
     def shape(*moves: Move) -> tuple[int, ...]:
-        return tuple(relayout(x, encode_moves(moves, (2, 2), lambda _: "g"), ()).shape)
+        lies = tuple(m.dim if m.kind in ("all_gather", "all_to_all") else REPLICATE for m in moves[:1] * 2)
+        whole = tensor(tuple(n * (2 if d in lies else 1) for d, n in enumerate(SHAPE)))
+        return tuple(relayout(x, encode_moves(moves, lies, whole, 1, Spot((2, 2)), lambda _: "g"), ()).shape)
 
     assert shape(Move("all_gather", (0,), 1)) == (8, 8, 4)
     assert shape(Move("slice", (0, 1), 0)) == (2, 4, 4)
@@ -138,9 +157,16 @@ def test_nothing_to_do_copies_nothing() -> None:
 
 
 def test_text_of_moves() -> None:
-    """The text of a move reads back, group names may contain anything."""
-    (text,) = encode_moves((Move("all_to_all", (0, 1), 2, 0),), (2, 3), lambda axes: f"a b {axes}")
-    assert TextMove.parse(text) == ("all_to_all", 2, 0, 6, "a b (0, 1)")
+    """The text of a move reads back, with the lengths of unequal parts; group names may contain anything."""
+
+    def read(shape: tuple[int, ...]) -> TextMove:
+        moves = (Move("all_to_all", (0, 1), 2, 0),)
+        (text,) = encode_moves(moves, (2, 2), tensor(shape), 1, Spot((2, 3)), lambda axes: f"a b {axes}")
+        return TextMove.parse(text)
+
+    assert read((6, 1, 12)) == TextMove("all_to_all", 2, 0, 6, "a b (0, 1)")
+    assert read((6, 1, 8)) == TextMove("all_to_all", 2, 0, 6, "a b (0, 1)", (2, 2, 0, 2, 2, 0))
+    assert read((7, 1, 8)) == TextMove("all_to_all", 2, 0, 6, "a b (0, 1)", (2, 2, 0, 2, 2, 0), (2, 2, 0, 1, 1, 1))
 
 
 def group_by_name(names: tuple[str, ...]) -> list[bool]:

@@ -7,7 +7,8 @@ import pytest
 from autopar.errors import PlanError
 from autopar.graph import REPLICATE, Extent, LayerClass, Operand, Ref, TensorSpec
 from autopar.plan import LayerStrategy
-from autopar.shard.localize import CallInfo, LocalCall, Share, call_info, local_call, op_key, shard_shape
+from autopar.shard.cuts import Recut, recuts
+from autopar.shard.localize import CallInfo, LocalCall, Share, call_info, local_call, op_key
 from autopar.shard.lower import lower
 from autopar.shard.program import Call, Program
 from tests.shard.interpreter import make_op
@@ -67,10 +68,23 @@ def test_key_has_local_operands_and_the_names_read() -> None:
     assert key.args == (Operand((2, 4, 8), "float64", True), Operand((3, 8), "float64", True))
 
 
-def test_uneven_shards_are_refused() -> None:
-    """A dim that does not divide is a PlanError with the shape, the layout and the sizes."""
-    with pytest.raises(PlanError, match=r"x: shape \(3, 4\).*'S0'.*\(2,\)"):
-        shard_shape((3, 4), (0,), (2,), "x")
+def test_uneven_shards_have_sizes_of_their_own() -> None:
+    """Of 5 samples over 2 x 2 ranks: 2, 1, 1 and 1; flattened rows are cut between samples, heads whole."""
+    program = single("aten.view.default", "x", (Extent(4), 8), factors=("d0", "d0"), result=spec(Extent(4), 8),
+                     x=spec(B, 4, 8))  # fmt: skip
+    found = [local_call(the_call(program), program, 5, place).args[1] for place in ((0, 0), (0, 1), (1, 0), (1, 1))]
+    assert found == [(8, 8), (4, 8), (4, 8), (4, 8)]
+    program = single("aten.view.default", "x", (B, 3, 4), factors=("d1",), result=spec(B, 3, 4), x=spec(B, 12))
+    assert [local_call(the_call(program), program, 5, (i,)).args[1] for i in (0, 1)] == [(5, 2, 4), (5, 1, 4)]
+    assert recuts(the_call(program), program, 5) == [Recut(0, 1, (0,), (6, 6), (8, 4))]
+
+
+def test_too_few_samples_are_refused() -> None:
+    """Rows of one sample on two ranks can't be views of samples that only one of them has."""
+    program = single("aten.view.default", "x", (Extent(4), 8), factors=("d0",), result=spec(Extent(4), 8),
+                     x=spec(B, 4, 8))  # fmt: skip
+    with pytest.raises(PlanError, match=r"y .aten.view.default.: 1 samples can't be dealt over 2 ranks"):
+        recuts(the_call(program), program, 1)
 
 
 def test_call_info_is_plain_and_names_only_groups_in_use() -> None:
@@ -88,15 +102,16 @@ def test_call_info_is_plain_and_names_only_groups_in_use() -> None:
     info = call_info(the_call(program), program, 2, name)
     assert info == CallInfo(
         "aten.cross_entropy_loss.default",
-        Share(4, "g(1, 2)"),
-        Share(2, "g(0,)"),
+        Share(4, "g(1, 2)", 0, 2),
+        "g(0,)",
+        2.0,
         (8, 8),
-        (Share(2), Share(4)),
+        (Share(2, "", 0, 4), Share(4, "", 0, 2)),
         0,
         2,
         "y",
     )
     assert asked == [(1, 2), (0,)]
     program = single("aten.mean.dim", "x", (1,), factors=("d1",), result=spec(B), x=spec(B, 4))
-    assert call_info(the_call(program), program, 2, name).parts == Share(2)
+    assert call_info(the_call(program), program, 2, name).multiple == 2
     assert len(asked) == 2

@@ -16,13 +16,13 @@ from autopar.shard.program import Program, Relayout
 from autopar.shard.relayout import gradient_layout
 from tests.pool import Pool
 from tests.shard.interpreter import Mesh, make_op, run, run_whole
-from tests.shard.transformer import B, random_strategy, spec, transformer, whole_values
+from tests.shard.transformer import EVEN, UNEVEN, B, Dims, random_strategy, spec, transformer, whole_values
 
 
-def largest_differences(sizes: tuple[int, ...], batch: int, seeds: range) -> list[tuple[float, int]]:
+def largest_differences(sizes: tuple[int, ...], batch: int, dims: Dims, seeds: range) -> list[tuple[float, int]]:
     """Of a layer under random strategies: the largest relative difference of loss, outputs and gradients, by seed."""
     torch.set_default_dtype(torch.float64)
-    layer, mesh = transformer(), Mesh(sizes)
+    layer, mesh = transformer(dims), Mesh(sizes)
     whole = whole_values(layer, batch, seed=0)
     leaves = {n: whole[n].clone().requires_grad_() for n in layer.params}
     truth = run_whole(layer, batch, whole | leaves)
@@ -34,7 +34,7 @@ def largest_differences(sizes: tuple[int, ...], batch: int, seeds: range) -> lis
 def _difference(layer, mesh, batch, seed, whole, truth, leaves, weight) -> float:  # type: ignore[no-untyped-def]
     strategy = random_strategy(layer, mesh.sizes, batch, seed)
     program = lower(layer, strategy, mesh.sizes, layer.values["ids"], layer.values["out"])
-    local = {n: mesh.shard(t, program.layouts[n]) for n, t in whole.items()}
+    local = {n: mesh.shard(t, program.layouts[n], program.values[n]) for n, t in whole.items()}
     for name in layer.params:
         local[name].requires_grad_()
     values = run(program, mesh, batch, local)
@@ -59,9 +59,13 @@ def relative(found: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("sizes", [(4,), (2, 2)])
-def test_random_strategies_equal_one_device(pool: Pool, sizes: tuple[int, ...]) -> None:
-    """A transformer layer with loss under 20 random strategies on 4 ranks, fp64: loss, output, gradients."""
-    for results in pool.run(4, largest_differences, sizes, 8, range(20)):
+@pytest.mark.parametrize(("dims", "batch"), [(EVEN, 8), (UNEVEN, 9)])
+def test_random_strategies_equal_one_device(pool: Pool, sizes: tuple[int, ...], dims: Dims, batch: int) -> None:
+    """A transformer layer with loss under 20 random strategies on 4 ranks, fp64: loss, output, gradients.
+
+    Where no dim divides, shards are unequal, some empty, and heads are recut in front of attention.
+    """
+    for results in pool.run(4, largest_differences, sizes, batch, dims, range(20)):
         wrong = [(d, seed) for d, seed in results if not d < 1e-9]
         assert not wrong
 

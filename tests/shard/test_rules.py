@@ -109,11 +109,12 @@ def test_grouped_heads_count_what_both_share() -> None:
     assert ("d1", "d1") not in assignments(rule, op, layer, (2, 3), 6)
 
 
-def test_assignments_divide_evenly_at_the_batch() -> None:
-    """Every choice whose products divide is there, none else, '' first: counted by hand for a batch of 2."""
+def test_assignments_leave_no_rank_out() -> None:
+    """Every choice that divides or has one for each rank is there, '' first: counted by hand for a batch of 2."""
     op, layer = _layer("aten.mm.default", [_spec(B, 6), _spec(6, 3)], _spec(B, 3))
     assert assignments(_rule(op, layer), op, layer, (2, 3), 2) == (
         ("", ""), ("", "k"), ("", "n"), ("m", ""), ("m", "k"), ("m", "n"), ("k", ""), ("k", "k"), ("k", "n"),
+        ("n", ""), ("n", "k"),
     )  # fmt: skip
 
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from autopar.graph import LayerClass, Op, TensorSpec
-from autopar.shard import kernels
 from autopar.shard.check import differences
 from autopar.shard.rules import assignments, rule_for
 from autopar.trace import trace
@@ -76,11 +75,8 @@ def _distinct_ops(classes: tuple[LayerClass, ...]) -> Iterator[tuple[Op, LayerCl
 
 
 @pytest.mark.parametrize("make", [_regression, _gpt2, _llama])
-def test_rules_hold_in_models(
-    make: Callable[[], tuple[nn.Module, dict[str, Tensor]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rules_hold_in_models(make: Callable[[], tuple[nn.Module, dict[str, Tensor]]]) -> None:
     """Every op of the model has a rule, and sharded equals whole for every assignment of one and of two axes."""
-    monkeypatch.setattr(kernels, "place_in", int)  # simulated ranks name a group by their own place in it
     model, inputs = make()
     graph = trace(model, inputs, compute_dtype="float64")
     generator = torch.Generator().manual_seed(0)

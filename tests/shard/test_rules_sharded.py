@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from autopar.shard import kernels
 from autopar.shard.check import capture, differences
 from autopar.shard.rules import assignments, rule_for
 
@@ -177,11 +176,8 @@ CASES: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{i}-{case[0]}" for i, case in enumerate(CASES)])
-def test_sharded_equals_whole(
-    case: tuple[str, tuple[Any, ...], dict[str, Any], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sharded_equals_whole(case: tuple[str, tuple[Any, ...], dict[str, Any], str]) -> None:
     """The expected factors are on offer, and results and gradients are the same under every one of them."""
-    monkeypatch.setattr(kernels, "place_in", int)  # simulated ranks name a group by their own place in it
     target, arguments, keywords, offered = case
     op, layer, operands = capture(f"aten.{target}", arguments, keywords)
     rule = rule_for(op, layer)

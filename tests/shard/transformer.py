@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +13,19 @@ from autopar.plan import LayerStrategy
 from autopar.shard.rules import assignments, rule_for
 from tests.shard.interpreter import make_op as op
 
-SEQ, HEADS, WIDTH, VOCAB, HIDDEN = 4, 4, 4, 16, 16
 B = Extent(1)
+
+
+class Dims(NamedTuple):
+    """Lengths of the dims of the layer; heads are 4 wide."""
+
+    seq: int = 4
+    heads: int = 4
+    vocab: int = 16
+    inner: int = 32
+
+
+EVEN, UNEVEN = Dims(), Dims(5, 6, 19, 30)
 
 
 def spec(*shape: Extent | int, dtype: str = "float64", grad: bool = True) -> TensorSpec:
@@ -21,36 +33,38 @@ def spec(*shape: Extent | int, dtype: str = "float64", grad: bool = True) -> Ten
     return TensorSpec(tuple(e if isinstance(e, Extent) else Extent(0, e) for e in shape), dtype, grad)
 
 
-def transformer() -> LayerClass:
+def transformer(dims: Dims = EVEN) -> LayerClass:
     """Embedding, attention with fused projections, dropped-in residuals, head tied to the embedding, mean loss."""
-    x, split = spec(B, SEQ, HIDDEN), spec(B, HEADS, SEQ, WIDTH)
+    seq, heads, vocab, inner = dims
+    hidden = 4 * heads
+    x, split = spec(B, seq, hidden), spec(B, heads, seq, 4)
     values = {
-        "ids": spec(B, SEQ, dtype="int64", grad=False), "labels": spec(B, SEQ, dtype="int64", grad=False),
-        "table": spec(VOCAB, HIDDEN), "norm_w": spec(HIDDEN), "norm_b": spec(HIDDEN),
-        **{f"{n}_w": spec(HIDDEN, HIDDEN) for n in "qkvo"}, "o_b": spec(HIDDEN),
-        "up_w": spec(32, HIDDEN), "up_b": spec(32), "down_w": spec(HIDDEN, 32), "down_b": spec(HIDDEN),
-        "scale": spec(HIDDEN, grad=False),
+        "ids": spec(B, seq, dtype="int64", grad=False), "labels": spec(B, seq, dtype="int64", grad=False),
+        "table": spec(vocab, hidden), "norm_w": spec(hidden), "norm_b": spec(hidden),
+        **{f"{n}_w": spec(hidden, hidden) for n in "qkvo"}, "o_b": spec(hidden),
+        "up_w": spec(inner, hidden), "up_b": spec(inner), "down_w": spec(hidden, inner), "down_b": spec(hidden),
+        "scale": spec(hidden, grad=False),
         **dict.fromkeys(("embedded", "normed", "joined", "attended", "residual", "down", "out"), x),
-        **dict.fromkeys(("q", "k", "v"), x), **{f"{n}_split": spec(B, SEQ, HEADS, WIDTH) for n in "qkv"},
-        **{f"{n}_heads": split for n in "qkv"}, "heads": split, "turned": spec(B, SEQ, HEADS, WIDTH),
-        "up": spec(B, SEQ, 32), "gelu": spec(B, SEQ, 32), "scaled": x,
-        "logits": spec(B, SEQ, VOCAB), "rows": spec(Extent(SEQ), VOCAB),
-        "targets": spec(Extent(SEQ), dtype="int64", grad=False), "loss": spec(),
+        **dict.fromkeys(("q", "k", "v"), x), **{f"{n}_split": spec(B, seq, heads, 4) for n in "qkv"},
+        **{f"{n}_heads": split for n in "qkv"}, "heads": split, "turned": spec(B, seq, heads, 4),
+        "up": spec(B, seq, inner), "gelu": spec(B, seq, inner), "scaled": x,
+        "logits": spec(B, seq, vocab), "rows": spec(Extent(seq), vocab),
+        "targets": spec(Extent(seq), dtype="int64", grad=False), "loss": spec(),
     }  # fmt: skip
     ops = [
         op("embedded", "aten.embedding.default", "table", "ids"),
-        op("normed", "aten.layer_norm.default", "embedded", (HIDDEN,), "norm_w", "norm_b"),
+        op("normed", "aten.layer_norm.default", "embedded", (hidden,), "norm_w", "norm_b"),
     ]
     for n in "qkv":
         ops += [
             op(n, "aten.linear.default", "normed", f"{n}_w"),
-            op(f"{n}_split", "aten.view.default", n, (B, SEQ, HEADS, WIDTH)),
+            op(f"{n}_split", "aten.view.default", n, (B, seq, heads, 4)),
             op(f"{n}_heads", "aten.transpose.int", f"{n}_split", 1, 2),
         ]
     ops += [
         op("heads", "aten.scaled_dot_product_attention.default", "q_heads", "k_heads", "v_heads", None, 0.0, True),
         op("turned", "aten.transpose.int", "heads", 1, 2),
-        op("joined", "aten.reshape.default", "turned", (B, SEQ, HIDDEN)),
+        op("joined", "aten.reshape.default", "turned", (B, seq, hidden)),
         op("attended", "aten.linear.default", "joined", "o_w", "o_b"),
         op("residual", "aten.add.Tensor", "embedded", "attended"),
         op("up", "aten.linear.default", "residual", "up_w", "up_b"),
@@ -59,8 +73,8 @@ def transformer() -> LayerClass:
         op("scaled", "aten.mul.Tensor", "down", "scale"),
         op("out", "aten.add.Tensor", "residual", "scaled"),
         op("logits", "aten.linear.default", "out", "table"),
-        op("rows", "aten.view.default", "logits", (Extent(SEQ), VOCAB)),
-        op("targets", "aten.view.default", "labels", (Extent(SEQ),)),
+        op("rows", "aten.view.default", "logits", (Extent(seq), vocab)),
+        op("targets", "aten.view.default", "labels", (Extent(seq),)),
         op("loss", "aten.cross_entropy_loss.default", "rows", "targets"),
     ]
     params = tuple(n for n in values if n.endswith(("_w", "_b")) or n == "table")
@@ -74,7 +88,7 @@ def whole_values(layer: LayerClass, batch: int, seed: int) -> dict[str, Tensor]:
     for name in (*layer.inputs, *layer.params, *layer.buffers):
         shape, wanted = layer.values[name].shape_at(batch), layer.values[name]
         if wanted.dtype == "int64":
-            found[name] = torch.randint(0, VOCAB, shape, generator=generator)
+            found[name] = torch.randint(0, layer.values["table"].shape[0].fixed, shape, generator=generator)
             if name == "labels":
                 found[name][torch.rand(shape, generator=generator) < 0.125] = -100
         else:
@@ -90,22 +104,14 @@ def random_strategy(layer: LayerClass, sizes: tuple[int, ...], batch: int, seed:
         rule = rule_for(each, layer)
         if rule and rng.random() < 0.9:
             ops[each.name] = rng.choice(assignments(rule, each, layer, sizes, batch))
-    relays = {p: _random_layout(rng, layer.values[p], sizes, batch, (REPLICATE, BROADCAST)) for p in layer.params}
+    relays = {p: _random_layout(rng, layer.values[p], sizes, (REPLICATE, BROADCAST)) for p in layer.params}
     for name in layer.producer:
         if rng.random() < 0.2:
-            relays[name] = _random_layout(rng, layer.values[name], sizes, batch, (REPLICATE, BROADCAST))
-    entry = _random_layout(rng, layer.values["ids"], sizes, batch, (REPLICATE,))
-    leave = _random_layout(rng, layer.values["out"], sizes, batch, (REPLICATE,))
+            relays[name] = _random_layout(rng, layer.values[name], sizes, (REPLICATE, BROADCAST))
+    entry = _random_layout(rng, layer.values["ids"], sizes, (REPLICATE,))
+    leave = _random_layout(rng, layer.values["out"], sizes, (REPLICATE,))
     return LayerStrategy(entry, leave, ops, relays)
 
 
-def _random_layout(
-    rng: random.Random, wanted: TensorSpec, sizes: tuple[int, ...], batch: int, others: tuple[int, ...]
-) -> Layout:
-    left, layout = list(wanted.shape_at(batch)), []
-    for size in sizes:
-        placement = rng.choice([*(d for d, n in enumerate(left) if n % size == 0), *others])
-        if placement >= 0:
-            left[placement] //= size
-        layout.append(placement)
-    return tuple(layout)
+def _random_layout(rng: random.Random, wanted: TensorSpec, sizes: tuple[int, ...], others: tuple[int, ...]) -> Layout:
+    return tuple(rng.choice([*range(len(wanted.shape)), *others]) for _ in sizes)
