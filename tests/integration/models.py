@@ -17,6 +17,7 @@ from autopar.trace.spec import load_model
 SPECS = {
     "gpt": "gpt:layers=2,hidden=32,heads=4,vocab=64,seq=8",
     "llama": "llama:layers=2,hidden=32,heads=8,kv_heads=4,ffn=64,vocab=64,seq=8",
+    "odd gpt": "gpt:layers=2,hidden=48,heads=6,vocab=67,seq=7",
     "deep gpt": "gpt:layers=4,hidden=16,heads=4,vocab=32,seq=8",
     "deep llama": "llama:layers=4,hidden=16,heads=4,kv_heads=2,ffn=32,vocab=32,seq=8",
 }
