@@ -69,7 +69,8 @@ def held_parameters(program: Program, data_axes: Axes, zero: int, uses: Uses = U
         shape = local_shape(spec, 1, layout, program.axis_sizes)
         stored = dealt_shape(shape, storage.ways(program.axis_sizes))
         counts = (name not in uses.foreign, name not in uses.pending, name in uses.shared)
-        found.append(HeldParameter(prod(spec.shape_at(1)), shape, stored, spec.dtype, spec.requires_grad, storage, *counts))
+        whole = prod(spec.shape_at(1))
+        found.append(HeldParameter(whole, shape, stored, spec.dtype, spec.requires_grad, storage, *counts))
     return found
 
 
