@@ -17,9 +17,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.architecture import ARCHITECTURES
 from autopar.cluster import profiles_folder
 from autopar.rows import read_tables
-from autopar.transformer.constants import KNOWN, SPREAD_BETWEEN, Constants, Known
+from autopar.transformer.constants import (
+    KNOWN,
+    SPREAD_OF_DEVICES,
+    SPREAD_OF_GENERATIONS,
+    SPREAD_OF_LINKS,
+    Constants,
+    Known,
+)
 from autopar.transformer.step import step_time
 from autopar.validation.plain import Closed, closed_form_s
 from autopar.validation.steps import ReadRow, measured_s, read_rows
@@ -95,9 +103,15 @@ def _unknowns(rows: Sequence[Timed]) -> list[_Unknown]:
                 kinds.setdefault(kind, []).append(i)
         for kind, members in sorted(kinds.items()):
             if len(members) >= LEAST_ROWS:
-                own = Known(f"{known.name}@{kind}", 1.0, SPREAD_BETWEEN)
+                own = Known(f"{known.name}@{kind}", 1.0, _spread(known, kind))
                 found.append(_Unknown(own, np.array(members)))
     return found
+
+
+def _spread(known: Known, kind: str) -> float:
+    if known.by != "device":
+        return SPREAD_OF_LINKS
+    return SPREAD_OF_GENERATIONS if kind in ARCHITECTURES else SPREAD_OF_DEVICES
 
 
 def _kinds(known: Known, row: Timed) -> tuple[str, ...]:

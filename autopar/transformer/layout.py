@@ -16,7 +16,8 @@ class Conventions:
     keeps no float32 copy of the logits. `passes`: how often pointwise work moves what fused kernels would move once;
     `keeps`: how often autograd keeps it. `library_attention`: whether attention is the maker's newest kernel. `rerun`:
     the share of a block that `selective` recomputation runs again; 0 where it is the core of attention alone.
-    `stage_microbatches`: whether a pipeline has as many microbatches as stages where a plan doesn't say.
+    `stage_microbatches`: whether a pipeline has as many microbatches as stages where a plan doesn't say. `messages`: how
+    many collectives a block's parameters take.
     """
 
     name: str
@@ -36,18 +37,21 @@ class Conventions:
     rerun: float = 0.0
     keeps: float = 1.0
     stage_microbatches: bool = False
+    messages: float = 1.0
 
 
 CLASSIC = Conventions("megatron 2021", False, 22, False, False, 2, 4, False, 0, "none", True)
-MODERN = Conventions("megatron core", True, 16, False, True, 4, 4, True, 1, "none", library_attention=True)
+MODERN = Conventions(
+    "megatron core", True, 16, False, True, 4, 4, True, 1, "none", library_attention=True, messages=0.3
+)
 TUNED = replace(MODERN, name="nemo", kernels=14, hides_tp=True)
 FSDP = Conventions("fsdp", True, 22, False, True, 4, 4, True, 3, "none", passes=1.5, rerun=0.45)
 COMPILED = replace(FSDP, name="fsdp compiled", kernels=12, passes=0.8)
 TORCHTITAN = replace(COMPILED, name="torchtitan", recompute="selective", stage_microbatches=True)
 TUNED_FSDP = replace(COMPILED, name="automodel", library_attention=True)
-DEEPSPEED = Conventions("deepspeed", True, 30, False, True, 2, 2, False, 3, "none", passes=1.5, rerun=0.45)
-PADDLE = Conventions("paddle", True, 26, False, False, 2, 2, False, 1, "none", passes=1.3)
-INTERNEVO = Conventions("internevo", True, 20, False, True, 2, 2, False, 1, "none", passes=1.3)
+DEEPSPEED = Conventions("deepspeed", True, 30, False, True, 2, 2, False, 3, "none", passes=1.5, rerun=0.45, messages=60)
+PADDLE = Conventions("paddle", True, 26, False, False, 2, 2, False, 1, "none", passes=1.3, messages=2)
+INTERNEVO = Conventions("internevo", True, 20, False, True, 2, 2, False, 1, "none", passes=1.3, messages=60)
 GALVATRON = replace(MODERN, name="galvatron", zero=3, passes=1.5, keeps=1.9)
 
 

@@ -206,13 +206,14 @@ class _Assembly:
         gradients = self.sent(flow.gradients) * blocks + self.sent(flow.ends_gradients) * ends
         parameters = self.sent(flow.parameters) * blocks + self.sent(flow.ends_parameters) * ends
         tied = self.sent(flow.tied)
+        often = layout.num_microbatches if layout.zero == 2 else 1  # gradients are dealt out as they come
         if layout.data_ranks == 1 or not self.hides.hides_dp:
-            return gradients + parameters + tied
+            return often * gradients + parameters + tied
         hidden = self.known.of("data_hidden")
         stages = range(0, len(backward), layout.pp)
         last = sum(backward[s] for s in stages)
         first = sum(forward[s] for s in stages)
-        return exposed_s(gradients, last, hidden) + exposed_s(parameters, first, hidden) + tied
+        return often * exposed_s(gradients, last, hidden) + exposed_s(parameters, first, hidden) + tied
 
     def optimizer(self) -> float:
         """Seconds of the optimizer's step over this rank's share."""

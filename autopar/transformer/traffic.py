@@ -31,8 +31,15 @@ class Wire:
     def __mul__(self, factor: float) -> Wire:
         return Wire(self.inside * factor, self.between * factor, self.rounds * factor)
 
+    def dealt(self, messages: float) -> Wire:
+        """The same bytes in so many messages."""
+        return Wire(self.inside, self.between, self.rounds * messages)
+
 
 NO_WIRE = Wire()
+
+NEAR = 0.25
+"""Time of a message inside a node, as a share of one between nodes."""
 
 
 def wire(kind: str, size_bytes: float, ranks: int, stride: int, cluster: Cluster, model: DeviceModel) -> Wire:
@@ -56,7 +63,8 @@ def wire(kind: str, size_bytes: float, ranks: int, stride: int, cluster: Cluster
     between = carried / (local * cluster.inter.bytes_per_s)
     if between < carried / cluster.intra.bytes_per_s:
         return Wire(inside=carried / cluster.intra.bytes_per_s)
-    return Wire(between=between, rounds=2 * log2(nodes) if kind == "all_reduce" else nodes - 1)
+    around = nodes - 1 + NEAR * (ranks - nodes)
+    return Wire(between=between, rounds=min(around, 4 * log2(nodes)) if kind == "all_reduce" else around)
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,8 @@ def traffic(shape: Shape, layout: Layout, cluster: Cluster, model: DeviceModel) 
     tensor = _tensor(layout, activation, cluster, model)
     ring = wire("all_gather", _keys(shape, layout), layout.cp, layout.tp, cluster, model)
     rows = activation * shape.topk / layout.tp if shape.experts else 0.0
-    exchanged = wire("all_to_all", rows, layout.ep, 1, cluster, model) * 2.0
+    exchanged = wire("all_to_all", rows, layout.ep, 1, cluster, model)
+    exchanged = Wire(exchanged.inside, exchanged.between * _once_a_node(shape, layout, cluster), exchanged.rounds) * 2.0
     dense, expert = shape.attention_params + shape.hidden, shape.experts * shape.expert_params
     if not shape.experts:
         dense, expert = shape.block_params, 0
@@ -101,10 +110,16 @@ def traffic(shape: Shape, layout: Layout, cluster: Cluster, model: DeviceModel) 
     split = layout.tp if layout.sequence or layout.conventions.name == "megatron 2021" else 1
     return Traffic(
         tensor[0], tensor[1], ring, exchanged, _sent(activation / split, layout, cluster),
-        gradients, parameters,
+        gradients.dealt(layout.conventions.messages), parameters.dealt(layout.conventions.messages),
         _reduced(ends, layout, cluster, model, 1), _gathered(ends, layout, cluster, model, 1),
         _tied(shape, layout, ends, cluster, model),
     )  # fmt: skip
+
+
+def _once_a_node(shape: Shape, layout: Layout, cluster: Cluster) -> float:
+    """A token goes once to a node, however many of its experts are there: the nodes that it meets over its experts."""
+    nodes = max(1, layout.ep // cluster.devices_per_node)
+    return nodes * (1 - (1 - 1 / nodes) ** shape.topk) / shape.topk if shape.experts else 1.0
 
 
 def _expert_split(layout: Layout) -> int:

@@ -21,6 +21,10 @@ GROUP = ("source_id", "model_name", "framework", "layers", "hidden", "heads", "s
          "global_batch_seqs", "dtype")  # fmt: skip
 """Columns that plans of one group share: they differ in how the same step is spread over the same devices."""
 
+PLAN = ("dp", "tp", "pp", "cp", "ep", "virtual_stages", "schedule", "zero_stage", "sequence_parallel", "recompute",
+        "micro_batch", "flash_attention")  # fmt: skip
+"""Columns that make a plan; rows that agree in all of them are one plan run again."""
+
 
 @dataclass(frozen=True)
 class PredictedStep:
@@ -35,6 +39,7 @@ class PredictedStep:
     source_id: str = ""
     gpu: str = ""
     group: tuple[str, ...] = ()
+    plan: tuple[str, ...] = ()
     predicted_step_time_s: float | None = None
     measured_step_time_s: float | None = None
     estimated: bool = False
@@ -48,12 +53,13 @@ class PredictedStep:
     memory_ape: float | None = None
     feasible: bool | None = None
     oom: bool = False
+    experts: bool = False
     assumed: tuple[str, ...] = ()
     skipped_reason: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {key: value for key, value in asdict(self).items() if key not in ("kind", "group")}
+        return {key: value for key, value in asdict(self).items() if key not in ("kind", "group", "plan", "experts")}
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,7 @@ def predict_row(read: ReadRow, constants: Constants, closed: Closed) -> Predicte
     return PredictedStep(
         row_id=row.get("row_id", ""), kind=read.kind, source_id=row.get("source_id") or row.get("source", ""),
         gpu=run.device.name, group=tuple(row.get(column, "") for column in GROUP),
+        plan=tuple(row.get(column, "") for column in PLAN),
         predicted_step_time_s=seconds, measured_step_time_s=measured, estimated=estimated,
         ape=abs(seconds / measured - 1) if measured else None,
         baseline_s=constant_share_s(run), closed_form_s=closed_form_s(run, closed), component=component,
@@ -110,7 +117,7 @@ def predict_row(read: ReadRow, constants: Constants, closed: Closed) -> Predicte
         predicted_component_bytes=None if total else held,
         measured_peak_memory_bytes=weighed, memory_ape=abs(held / weighed - 1) if weighed else None,
         feasible=fits(peak, run.cluster.device), oom=row.get("oom") == "1" or row.get("status") == "oom",
-        assumed=run.assumed,
+        experts=bool(run.shape.experts), assumed=run.assumed,
     )  # fmt: skip
 
 

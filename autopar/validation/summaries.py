@@ -27,6 +27,11 @@ def summary(rows: Sequence[PredictedStep]) -> dict[str, Any]:
         "n_skipped": sum(r.skipped_reason is not None for r in rows),
         "baselines": baselines(measured),
         "by_source": by(measured, lambda r: r.source_id),
+        "closed_by_source": {
+            name: median(abs(r.closed_form_s / r.measured_step_time_s - 1) for r in scored
+                         if r.source_id == name and r.closed_form_s and r.measured_step_time_s)
+            for name in sorted({r.source_id for r in scored})
+        },
         "by_gpu": by(measured, lambda r: r.gpu),
         **ranking(measured),
         "estimated": {
@@ -92,14 +97,15 @@ def ranking(
     """Kendall's tau of plans of the same step, and what is lost by taking the plan predicted to be the best.
 
     M. G. Kendall, "A new measure of rank correlation", 1938: of pairs whose measured times are more than 5 % apart,
-    those in the right order less those in the wrong one, over all; equal predictions count as neither.
+    those in the right order less those in the wrong one, over all; equal predictions count as neither. A plan that was
+    run several times counts once.
     """
-    groups: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
+    groups: dict[tuple[str, ...], dict[tuple[str, ...], list[tuple[float, float]]]] = {}
     for row in rows:
         predicted, measured = column(row), row.measured_step_time_s
         if predicted is not None and measured:
-            groups[row.group].append((predicted, measured))
-    plans = [members for members in groups.values() if len(members) >= LEAST_PLANS]
+            groups.setdefault(row.group, {}).setdefault(row.plan, []).append((predicted, measured))
+    plans = [[_middle(runs) for runs in group.values()] for group in groups.values() if len(group) >= LEAST_PLANS]
     taus = [tau for members in plans if (tau := _tau(members)) is not None]
     regrets = [_regret(members) for members in plans]
     return {
@@ -108,6 +114,11 @@ def ranking(
         "near_best": fmean(regret <= APART for regret in regrets) if regrets else None,
         "n_groups": len(plans),
     }
+
+
+def _middle(runs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """A plan's predicted and measured time: the medians of its runs."""
+    return median(p for p, _ in runs), median(m for _, m in runs)
 
 
 def _regret(plans: Sequence[tuple[float, float]]) -> float:

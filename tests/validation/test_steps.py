@@ -123,9 +123,9 @@ def test_bytes_in_the_unit_of_the_tool() -> None:
     assert states.predicted_component_bytes < (states.predicted_peak_memory_bytes or 0.0)
 
 
-def _plan(group: str, predicted: float, measured: float) -> PredictedStep:
+def _plan(group: str, predicted: float, measured: float, plan: str = "") -> PredictedStep:
     return PredictedStep(
-        "r", "training", group=(group,), predicted_step_time_s=predicted, measured_step_time_s=measured,
+        "r", "training", group=(group,), plan=(plan or str(predicted),), predicted_step_time_s=predicted, measured_step_time_s=measured,
         ape=abs(predicted / measured - 1), baseline_s=1.0, closed_form_s=1.0,
     )  # fmt: skip
 

@@ -1,0 +1,113 @@
+"""The page on the accuracy of predicted steps and memory, from the figures of `benchmarks.published`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+HEAD = """# Accuracy of predicted steps and memory
+
+Predictions of `autopar validate` beside published training runs and memory figures, {day}. Written by
+
+    python -m benchmarks.published training_rows.csv memory_rows.csv --accuracy docs/accuracy.md
+
+*Shipped* are the constants in `profiles/steps.toml`, one set a device and a kind of link, fitted to these rows by
+`python -m benchmarks.fit_steps`. *Left out*: constants fitted to all other sources. *Constant* is 45 % of peak on
+hardware FLOPs; *closed form* has seven constants, fitted in the same way. Errors are absolute, relative to the measured
+time; *bias* is the median of predicted over measured, less 1.
+"""
+
+FEWEST = 4
+
+
+def page(figures: Mapping[str, Any], day: str) -> str:
+    """The whole page."""
+    parts = [HEAD.format(day=day), *_dense(figures), *_sources(figures), *_ranking(figures), *_memory(figures), WHY]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _dense(figures: Mapping[str, Any]) -> list[str]:
+    lines = ["## Dense models", "", "| rows | | median | p90 | constant | closed form |", "|---|---|---|---|---|---|"]
+    for title, key in (("shipped", "dense"), ("left out", "dense_left_out")):
+        for name, errors in figures[key].items():
+            if errors["n"]:
+                plain = figures[f"{key}_baselines"][name]
+                lines.append(
+                    f"| {name}, {title} | {errors['n']} | {_pair(errors)} | {_pair(plain['constant'], ' / ')} | "
+                    f"{_pair(plain['closed_form'], ' / ')} |"
+                )
+    return [*lines, ""]
+
+
+def _sources(figures: Mapping[str, Any]) -> list[str]:
+    lines = [
+        "## By source", "",
+        "| source | rows | median | p90 | bias | left out: median | p90 | bias | constant | closed form, left out |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    shipped, left = _all_sources(figures["summary"]), _all_sources(figures["left_out"])
+    closed = figures["left_out"].get("closed_by_source", {})
+    for name, errors in sorted(shipped.items()):
+        other = left.get(name, {"n": 0})
+        lines.append(
+            f"| {name} | {errors['n']} | {_three(errors)} | {_three(other)} | {_share(errors['baseline_median_ape'])} | "
+            f"{_share(closed.get(name))} |"
+        )
+    return [*lines, ""]
+
+
+def _all_sources(summary: Mapping[str, Any]) -> dict[str, Any]:
+    inverted = {f"{name} (from FLOP/s)": e for name, e in summary["estimated"]["by_source"].items()}
+    return summary["by_source"] | inverted
+
+
+def _ranking(figures: Mapping[str, Any]) -> list[str]:
+    lines = [
+        "## Ranking of plans", "",
+        "Groups of runs of one step on the same devices that differ in the plan, at least three plans each; pairs more "
+        "than 5 % apart.", "",
+        "| | groups | Kendall's tau | mean regret | best or within 5 % |", "|---|---|---|---|---|",
+    ]  # fmt: skip
+    for title, found in (("shipped", figures["summary"]), ("left out", figures["left_out"])):
+        if found["n_groups"]:
+            lines.append(_ranked(title, found))
+            lines += [_ranked(f"{title}: {name}", one) for name, one in found["baselines"].items()]
+    return [*lines, ""]
+
+
+def _ranked(title: str, found: Mapping[str, Any]) -> str:
+    tau = "-" if found["kendall_tau"] is None else f"{found['kendall_tau']:.2f}"
+    return f"| {title} | {found['n_groups']} | {tau} | {_share(found['mean_regret'])} | {_share(found['near_best'])} |"
+
+
+def _memory(figures: Mapping[str, Any]) -> list[str]:
+    found = figures["summary"]["memory"]
+    lines = ["## Memory", "", "| | rows | median | p90 | bias |", "|---|---|---|---|---|"]
+    lines.append(f"| total peak | {found['n']} | {_three(found)} |")
+    lines += [f"| {name} | {e['n']} | {_three(e)} |" for name, e in found["by_source"].items()]
+    lines += [f"| {name} | {e['n']} | {_three(e)} |" for name, e in found["by_component"].items()]
+    lines += [
+        "",
+        f"Of {found['n']} runs that ran {found['ran_called_infeasible']} are called infeasible, of {found['n_oom']} "
+        f"that ran out of memory {found['oom_called_infeasible']}.",
+        "",
+    ]
+    return lines
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
+def _pair(errors: Mapping[str, Any], between: str = " | ") -> str:
+    return f"{_share(errors['median_ape'])}{between}{_share(errors['p90_ape'])}"
+
+
+def _three(errors: Mapping[str, Any]) -> str:
+    if not errors["n"]:
+        return " | | "
+    return f"{_share(errors['median_ape'])} | {_share(errors['p90_ape'])} | {_share(errors['median_bias'])}"
+
+
+WHY = """## Where it is wrong, and why
+"""
