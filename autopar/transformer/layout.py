@@ -16,8 +16,9 @@ class Conventions:
     keeps no float32 copy of the logits. `passes`: how often pointwise work moves what fused kernels would move once;
     `keeps`: how often autograd keeps it. `library_attention`: whether attention is the maker's newest kernel. `rerun`:
     the share of a block that `selective` recomputation runs again; 0 where it is the core of attention alone.
-    `stage_microbatches`: whether a pipeline has as many microbatches as stages where a plan doesn't say. `messages`: how
-    many collectives a block's parameters take.
+    `whole_batch`: whether the batch isn't split in time where a plan doesn't say, but for a
+    pipeline into as many microbatches as stages. `messages`: how
+    many collectives a block's parameters take. `half_states`: whether parameters, gradients and moments all have 16 bits.
     """
 
     name: str
@@ -36,23 +37,30 @@ class Conventions:
     library_attention: bool = False
     rerun: float = 0.0
     keeps: float = 1.0
-    stage_microbatches: bool = False
+    whole_batch: bool = False
     messages: float = 1.0
+    half_states: bool = False
 
 
 CLASSIC = Conventions("megatron 2021", False, 22, False, False, 2, 4, False, 0, "none", True)
 MODERN = Conventions(
-    "megatron core", True, 16, False, True, 4, 4, True, 1, "none", library_attention=True, messages=0.3
+    "megatron core", True, 16, False, True, 4, 4, False, 1, "none", library_attention=True, messages=0.3
 )
-TUNED = replace(MODERN, name="nemo", kernels=14, hides_tp=True)
-FSDP = Conventions("fsdp", True, 22, False, True, 4, 4, True, 3, "none", passes=1.5, rerun=0.45)
+TUNED = replace(MODERN, name="nemo", kernels=14, hides_tp=True, sequence=True)
+FSDP = Conventions(
+    "fsdp", True, 22, False, True, 4, 4, True, 3, "none", passes=1.5, rerun=0.45, whole_batch=True
+)
 COMPILED = replace(FSDP, name="fsdp compiled", kernels=12, passes=0.8)
-TORCHTITAN = replace(COMPILED, name="torchtitan", recompute="selective", stage_microbatches=True)
+TORCHTITAN = replace(COMPILED, name="torchtitan", recompute="selective")
+TORCHTITAN_2025 = replace(TORCHTITAN, lean_loss=True)
+LITGPT = replace(FSDP, name="litgpt", recompute="full", half_states=True)
 TUNED_FSDP = replace(COMPILED, name="automodel", library_attention=True)
-DEEPSPEED = Conventions("deepspeed", True, 30, False, True, 2, 2, False, 3, "none", passes=1.5, rerun=0.45, messages=60)
+DEEPSPEED = Conventions(
+    "deepspeed", True, 30, False, True, 2, 2, False, 3, "none", passes=1.5, rerun=0.45, messages=60, keeps=1.7
+)
 PADDLE = Conventions("paddle", True, 26, False, False, 2, 2, False, 1, "none", passes=1.3, messages=2)
-INTERNEVO = Conventions("internevo", True, 20, False, True, 2, 2, False, 1, "none", passes=1.3, messages=60)
-GALVATRON = replace(MODERN, name="galvatron", zero=3, passes=1.5, keeps=1.9)
+INTERNEVO = Conventions("internevo", True, 20, False, True, 2, 8, False, 1, "none", passes=1.3, messages=60)
+GALVATRON = replace(MODERN, name="galvatron", zero=3, passes=1.5, keeps=1.9, whole_batch=True)
 
 
 @dataclass(frozen=True)

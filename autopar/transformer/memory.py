@@ -18,17 +18,19 @@ from autopar.transformer.dims import Shape
 from autopar.transformer.layout import Layout
 from autopar.transformer.stages import stage_blocks
 
-CONTEXT_BYTES, SLACK, COMMUNICATION_BYTES = 1.0e9, 0.1, 1.0e9
+CONTEXT_BYTES, SLACK, COMMUNICATION_BYTES = 1.5e9, 0.05, 3.0e9
 """What a process holds beside its tensors: driver and libraries, the allocator's holes as a share of tensors, and
 buffers of the collectives' library. Fitted to published totals."""
 
-LOGITS_BYTES, LEAN_LOGITS_BYTES = 12.0, 6.0
-"""A logit in the half dtype, widened, and its gradient in both; or with a loss that works in place."""
+LOGITS_BYTES, LEAN_LOGITS_BYTES, KEPT_LOGITS = 14.0, 6.0, 0.36
+"""A logit in the half dtype, widened, its probability and gradients; or with a loss that works in place; and the share
+of it that is kept from the forward to the backward pass."""
 
 
 @dataclass(frozen=True)
 class Bytes:
-    """Bytes at the peak by category. `reserve` is what is held beside tensors, `slack` of it the allocator's."""
+    """Bytes at the peak by category. `logits` and `gathered` parameters are parts of `transient`; `context` and the
+    allocator's `slack` are held beside tensors."""
 
     parameters: float
     gradients: float
@@ -37,6 +39,8 @@ class Bytes:
     transient: float
     context: float
     slack: float
+    logits: float = 0.0
+    gathered: float = 0.0
 
     @property
     def tensors(self) -> float:
@@ -60,8 +64,8 @@ def peak_bytes(shape: Shape, layout: Layout) -> Bytes:
 
 
 def fits(found: Bytes, device: Device) -> bool:
-    """Whether a device's usable bytes hold it."""
-    return found.total <= device.usable_bytes
+    """Whether a device's usable bytes hold it; holes of the allocator close when memory is short."""
+    return found.total - found.slack <= device.usable_bytes
 
 
 def stage_bytes(shape: Shape, layout: Layout, group: int) -> Bytes:
@@ -80,7 +84,7 @@ def stage_bytes(shape: Shape, layout: Layout, group: int) -> Bytes:
     holes = SLACK * (parameters + gradients + optimizer + activations + transient)
     multi = layout.devices > 1
     return Bytes(parameters, gradients, optimizer, activations, transient,
-                 CONTEXT_BYTES + COMMUNICATION_BYTES * multi, holes)  # fmt: skip
+                 CONTEXT_BYTES + COMMUNICATION_BYTES * multi, holes, logits, gathered)  # fmt: skip
 
 
 def _elements(shape: Shape, layout: Layout, blocks: float, *, first: bool, last: bool) -> tuple[float, float]:
@@ -100,11 +104,14 @@ def _states(shape: Shape, layout: Layout, dense: float, expert: float) -> tuple[
     sharded, whole = dense / ways + expert / expert_ways, dense + expert
     policy = layout.conventions
     width = 4.0 if layout.compute == "float32" else 2.0
+    if policy.half_states:
+        spread = sharded if layout.zero == 3 else whole
+        return 2.0 * spread, 2.0 * spread, 4.0 * sharded, 4.0 * (whole - spread) / max(1, shape.layers)
     if layout.zero == 3:
         block = shape.block_params / layout.tp / (layout.expert_ways if shape.experts else 1)
         gathered = max(2 * block * width, shape.embedding_params / layout.tp * width) + block * policy.gradient_bytes
         if layout.pp > 1:  # parameters stay gathered, and gradients whole, until the step ends
-            return 4.0 * sharded + width * whole, policy.gradient_bytes * whole, 8.0 * sharded, 0.0
+            gathered = width * whole + max(0.0, policy.gradient_bytes * whole - 4.0 * sharded)
         return 4.0 * sharded, 4.0 * sharded, 8.0 * sharded, gathered
     master = 0.0 if width == 4.0 else 4.0
     held = policy.held_gradient_bytes if width == 2.0 else 4.0

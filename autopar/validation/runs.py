@@ -10,6 +10,7 @@ from autopar.cluster import Cluster, DeviceFile, Link
 from autopar.errors import ConfigError
 from autopar.transformer.dims import Shape
 from autopar.transformer.layout import CLASSIC, Conventions, Layout
+from autopar.validation.public_models import dims_of
 from autopar.validation.words import (
     DTYPES,
     RECOMPUTES,
@@ -49,6 +50,7 @@ class _Reader:
     """Columns of a row, with what was assumed on the way."""
 
     row: Mapping[str, str]
+    public: Mapping[str, int] = field(default_factory=dict)
     assumed: list[str] = field(default_factory=list)
 
     def text(self, column: str) -> str:
@@ -57,6 +59,8 @@ class _Reader:
     def number(self, column: str, default: int | None, why: str = "") -> int:
         """A whole number of a column; the default is noted. Raises ConfigError for what is none, or needed."""
         text = self.text(column)
+        if not text and column in self.public:
+            default, why = self.public[column], "the public model's"
         if not text or text.lower() in ("unknown", "nan", "none", "-"):
             if default is None:
                 raise ConfigError(f"{column} is missing")
@@ -82,7 +86,7 @@ def decimal(text: str | None) -> float | None:
 
 def read_run(row: Mapping[str, str]) -> Run:
     """Read a row. Raises ConfigError with the reason where it can't be predicted."""
-    reader = _Reader(row)
+    reader = _Reader(row, dims_of(row.get("model_name", "")))
     device, alias = device_in(reader.text("gpu"))
     if alias != " ".join(reader.text("gpu").lower().split()):
         reader.say(f"gpu={device.name} (for {reader.text('gpu')!r})")
@@ -151,7 +155,7 @@ def _layout(reader: _Reader, shape: Shape, device: DeviceFile, conventions: Conv
     if shape.layers < pp:
         raise ConfigError(f"layers={shape.layers} can't be dealt out over pp={pp} stages")
     local = (decimal(reader.text("global_batch_seqs")) or 0) / dp
-    usual = int(local // pp) if conventions.stage_microbatches and pp > 1 and local >= pp else 1
+    usual = int(local // pp) if conventions.whole_batch and local >= pp else 1
     size = max(1, reader.number("micro_batch", usual))
     batch = reader.number("global_batch_seqs", dp * size * 4 if pp > 1 else dp * size) or dp * size
     if batch < dp:

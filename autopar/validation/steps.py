@@ -9,7 +9,7 @@ from typing import Any
 from autopar.errors import AutoparError
 from autopar.rows import Table
 from autopar.transformer.constants import Constants, shipped_constants
-from autopar.transformer.memory import Bytes, fits, peak_bytes, stage_bytes
+from autopar.transformer.memory import KEPT_LOGITS, Bytes, fits, peak_bytes, stage_bytes
 from autopar.transformer.step import Costs, costs_of, step_time
 from autopar.validation.plain import Closed, closed_form_s, constant_share_s, shipped_closed
 from autopar.validation.runs import Run, decimal, read_run
@@ -162,6 +162,7 @@ def _component(name: str, held: Bytes) -> float:
     parts = {
         "model states": held.states, "states": held.states, "parameters": held.parameters, "weights": held.parameters,
         "gradients": held.gradients, "optimizer": held.optimizer, "optimizer states": held.optimizer,
-        "activations": held.activations, "activation peak": held.activations + held.transient,
+        "activations": held.activations + KEPT_LOGITS * held.logits,
+        "activation peak": held.activations + held.transient - held.gathered,
     }  # fmt: skip
     return parts.get(name, held.tensors)

@@ -24,10 +24,11 @@ FRAMEWORKS: Mapping[str, Conventions] = {
     "galvatron": layout.GALVATRON, "colossalai": layout.MODERN, "nanotron": layout.MODERN, "gpt neox": layout.CLASSIC,
     "nemo": layout.TUNED, "nemo megatron core": layout.TUNED, "megatron bridge": layout.TUNED,
     "transformer engine": layout.TUNED, "paddlenlp": layout.PADDLE, "paddle": layout.PADDLE,
-    "internevo": layout.INTERNEVO, "internlm": layout.INTERNEVO, "torchtitan": layout.TORCHTITAN, "fsdp": layout.FSDP,
+    "internevo": layout.INTERNEVO, "internlm": layout.INTERNEVO, "torchtitan": layout.TORCHTITAN,
+    "torchtitan 2025": layout.TORCHTITAN_2025, "torchtitan 2026": layout.TORCHTITAN_2025, "fsdp": layout.FSDP,
     "fsdp2": layout.FSDP, "pytorch": layout.FSDP, "fms fsdp": layout.COMPILED, "torch compile": layout.COMPILED,
     "nemo automodel": layout.TUNED_FSDP, "automodel": layout.TUNED_FSDP, "maxtext": layout.COMPILED,
-    "paxml": layout.COMPILED, "jax": layout.COMPILED, "litgpt": layout.FSDP, "lightning": layout.FSDP,
+    "paxml": layout.COMPILED, "jax": layout.COMPILED, "litgpt": layout.LITGPT, "lightning": layout.FSDP,
     "accelerate": layout.FSDP, "llm foundry": layout.FSDP, "composer": layout.FSDP, "hf trainer": layout.FSDP,
     "ddp": layout.FSDP, "deepspeed": layout.DEEPSPEED, "hf trainer deepspeed": layout.DEEPSPEED,
     "zero": layout.DEEPSPEED,
@@ -118,7 +119,7 @@ def framework_in(text: str) -> Conventions:
     """Conventions of the framework that a text names; Megatron core's where it is empty or unknown."""
     if re.search(r"zero ?-?3", text.lower()):
         return layout.DEEPSPEED
-    found = longest(re.sub(r"\bv(\d)[\d.]*", r"v\1", text.lower()), FRAMEWORKS)
+    found = longest(re.sub(r"\b(v\d|20\d\d)[-.\d]*", r"\1", text.lower()), FRAMEWORKS)
     return layout.MODERN if found is None else found[1]
 
 
