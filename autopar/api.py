@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,6 +147,8 @@ def estimate(
     asked = Asked(
         model, cluster, global_batch, dtype, dtype_policy, optimizer, memory_limit, config=config, name=name
     )  # fmt: skip
+    if config.framework != "autopar":
+        return _under_framework(asked, config, example_inputs, loss_fn, profile)
     return _priced(asked, example_inputs, loss_fn, profile, lambda p: p.estimate(config))
 
 
@@ -248,6 +251,22 @@ def _priced(
             return answer(Planner(graph, cluster, pricer, request, trace_s))
 
     return Plan(on_rank_0(work) if cluster.name == LOCAL else work())
+
+
+def _under_framework(
+    asked: Asked,
+    config: ManualConfig,
+    example_inputs: Inputs,
+    loss_fn: Callable[..., Any] | None,
+    profile: str | Path | None,
+) -> Plan:
+    """Predict a plan that another framework runs."""
+    from autopar.frameworks import NARROW, predict
+
+    if loss_fn is not None or profile is not None:
+        raise ConfigError(f"framework={config.framework}: predicted without loss_fn and profile; leave them out")
+    request, cluster = replace(asked, dtype="bf16" if asked.dtype in NARROW else asked.dtype).checked()
+    return Plan(predict(asked.model, example_inputs, config, request, cluster, asked.dtype))
 
 
 def _require_device(record: PlanRecord) -> None:

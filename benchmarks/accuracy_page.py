@@ -50,8 +50,8 @@ def _sources(figures: Mapping[str, Any]) -> list[str]:
     for name, errors in sorted(shipped.items()):
         other = left.get(name, {"n": 0})
         lines.append(
-            f"| {name} | {errors['n']} | {_three(errors)} | {_three(other)} | {_share(errors['baseline_median_ape'])} | "
-            f"{_share(closed.get(name))} |"
+            f"| {name} | {errors['n']} | {_three(errors)} | {_three(other)} | "
+            f"{_share(errors['baseline_median_ape'])} | {_share(closed.get(name))} |"
         )
     return [*lines, ""]
 

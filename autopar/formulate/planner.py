@@ -292,6 +292,6 @@ def _refuse_unsupported(config: ManualConfig) -> None:
         if getattr(config, key) != value
     ]
     if config.framework != "autopar":
-        mistakes.append(f"framework={config.framework}: not supported in this version; give autopar")
+        mistakes.append(f"framework={config.framework}: predicted by `estimate` only; give autopar to plan")
     if mistakes:
         raise ConfigError(*mistakes)

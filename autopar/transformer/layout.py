@@ -16,9 +16,9 @@ class Conventions:
     keeps no float32 copy of the logits. `passes`: how often pointwise work moves what fused kernels would move once;
     `keeps`: how often autograd keeps it. `library_attention`: whether attention is the maker's newest kernel. `rerun`:
     the share of a block that `selective` recomputation runs again; 0 where it is the core of attention alone.
-    `whole_batch`: whether the batch isn't split in time where a plan doesn't say, but for a
-    pipeline into as many microbatches as stages. `messages`: how
-    many collectives a block's parameters take. `half_states`: whether parameters, gradients and moments all have 16 bits.
+    `whole_batch`: whether the batch isn't split in time where a plan doesn't say, but for a pipeline into as many
+    microbatches as stages. `messages`: how many collectives a block's parameters take. `half_states`: whether
+    parameters, gradients and moments all have 16 bits.
     """
 
     name: str
@@ -47,9 +47,7 @@ MODERN = Conventions(
     "megatron core", True, 16, False, True, 4, 4, False, 1, "none", library_attention=True, messages=0.3
 )
 TUNED = replace(MODERN, name="nemo", kernels=14, hides_tp=True, sequence=True)
-FSDP = Conventions(
-    "fsdp", True, 22, False, True, 4, 4, True, 3, "none", passes=1.5, rerun=0.45, whole_batch=True
-)
+FSDP = Conventions("fsdp", True, 22, False, True, 4, 4, True, 3, "none", passes=1.5, rerun=0.45, whole_batch=True)
 COMPILED = replace(FSDP, name="fsdp compiled", kernels=12, passes=0.8)
 TORCHTITAN = replace(COMPILED, name="torchtitan", recompute="selective")
 TORCHTITAN_2025 = replace(TORCHTITAN, lean_loss=True)

@@ -28,8 +28,11 @@ def summary(rows: Sequence[PredictedStep]) -> dict[str, Any]:
         "baselines": baselines(measured),
         "by_source": by(measured, lambda r: r.source_id),
         "closed_by_source": {
-            name: median(abs(r.closed_form_s / r.measured_step_time_s - 1) for r in scored
-                         if r.source_id == name and r.closed_form_s and r.measured_step_time_s)
+            name: median(
+                abs(r.closed_form_s / r.measured_step_time_s - 1)
+                for r in scored
+                if r.source_id == name and r.closed_form_s and r.measured_step_time_s
+            )
             for name in sorted({r.source_id for r in scored})
         },
         "by_gpu": by(measured, lambda r: r.gpu),

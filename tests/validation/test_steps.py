@@ -125,8 +125,8 @@ def test_bytes_in_the_unit_of_the_tool() -> None:
 
 def _plan(group: str, predicted: float, measured: float, plan: str = "") -> PredictedStep:
     return PredictedStep(
-        "r", "training", group=(group,), plan=(plan or str(predicted),), predicted_step_time_s=predicted, measured_step_time_s=measured,
-        ape=abs(predicted / measured - 1), baseline_s=1.0, closed_form_s=1.0,
+        "r", "training", group=(group,), plan=(plan or str(predicted),), predicted_step_time_s=predicted,
+        measured_step_time_s=measured, ape=abs(predicted / measured - 1), baseline_s=1.0, closed_form_s=1.0,
     )  # fmt: skip
 
 

@@ -1,0 +1,243 @@
+"""Steps of transformers under other frameworks' plans: closed forms, and what was published of real clusters."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autopar.cluster import load_cluster
+from autopar.errors import ConfigError
+from autopar.formulate.config import ManualConfig
+from autopar.frameworks import layout_of
+from autopar.rows import STEP_KINDS, read_tables
+from autopar.transformer.constants import Constants, shipped_constants
+from autopar.transformer.dims import Shape
+from autopar.transformer.layout import CLASSIC, DEEPSPEED, Layout
+from autopar.transformer.memory import block_bytes, kept_bytes, stage_bytes
+from autopar.transformer.step import costs_of, step_time
+from autopar.transformer.traffic import wire
+from autopar.validation.steps import predict_steps
+
+SHARED = Path("/work/shared")
+
+
+@cache
+def reference() -> dict[str, Any]:
+    path = SHARED / "reference" / "seed_numbers.json"
+    if not path.is_file():
+        pytest.skip(f"{path} is not on this machine")
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def gpt(layers: int, hidden: int, heads: int, seq: int = 2048, vocab: int = 51200) -> Shape:
+    return Shape(
+        layers, hidden, heads, heads, hidden // heads, 4 * hidden, vocab, seq, gated=False, tied=True, bias=True,
+        positions=True,
+    )  # fmt: skip
+
+
+def llama_7b(seq: int) -> Shape:
+    return Shape(32, 4096, 32, 32, 128, 11008, 32000, seq, gated=True, tied=False, bias=False, positions=False)
+
+
+def seconds(shape: Shape, cluster: str, batch: int, config: str, dtype: str = "bf16") -> float:
+    where = load_cluster(cluster)
+    layout = layout_of(ManualConfig.parse(config), shape, where, batch, dtype)
+    return step_time(costs_of(shape, layout, where), shipped_constants()).step_time_s
+
+
+def layout(config: str, cluster: str = "8x8xa100-80gb", batch: int = 64, **changes: Any) -> Layout:
+    found = layout_of(ManualConfig.parse(config), gpt(32, 4096, 32), load_cluster(cluster), batch, "fp16")
+    return replace(found, **changes)
+
+
+# --- the model ------------------------------------------------------------------------------------------------------
+
+
+def test_parameters_and_flops_of_the_published_table() -> None:
+    """Table 1 of PTD-P: parameters to the printed digit; and its hardware FLOPs give the TFLOP/s it prints.
+
+    The table's time isn't printed: its teraFLOP/s and the formula of FLOPs are, from which `iter_s_derived` is.
+    """
+    table = reference()["ptdp_table1"]
+    for row in table["rows"]:
+        shape = gpt(int(row["l"]), int(row["h"]), int(row["heads"]), table["s"], table["V"])
+        assert shape.num_params / 1e9 == pytest.approx(row["params_B"], abs=0.05 if row["params_B"] < 1000 else 0.5)
+        rate = shape.hardware_flops(int(row["batch"])) / row["iter_s_derived"] / row["gpus"] / 1e12
+        assert rate == pytest.approx(row["tflops_per_gpu"], rel=0.003)
+
+
+def test_flops_of_a_model_by_hand() -> None:
+    """6 FLOPs a matrix element and token, 6 a head's width and position for attention's causal half."""
+    shape = gpt(2, 8, 2, seq=4, vocab=16)
+    matrices = 2 * 12 * 8 * 8 + 16 * 8
+    assert shape.model_flops(3) == 12 * (6 * matrices + 6 * 2 * 8 * 4)
+
+
+# --- bytes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tp", [1, 2, 8])
+def test_activations_by_the_published_formulas(tp: int) -> None:
+    """Bytes kept of a block are those of Korthikanti et al., 2022: with scores in memory, split, and recomputed."""
+    shape = gpt(32, 4096, 32)
+    s, b, h, a = 2048, 4, 4096, 32
+    classic: dict[str, Any] = {"conventions": CLASSIC, "fused_attention": False, "microbatch": b}
+    plain = layout(f"dp={64 // tp},tp={tp},framework=megatron", **classic)
+    split = replace(plain, sequence=tp > 1)
+    assert block_bytes(shape, plain) == pytest.approx(s * b * h * (10 + 24 / tp + 5 * a * s / (h * tp)))
+    assert block_bytes(shape, split) == pytest.approx(s * b * h / tp * (34 + 5 * a * s / h))
+    assert kept_bytes(shape, replace(split, selective=True)) == pytest.approx(34 * s * b * h / tp)
+    assert kept_bytes(shape, replace(plain, recomputed=1.0)) == pytest.approx(2 * s * b * h)
+
+
+@pytest.mark.parametrize(("zero", "kept"), [(0, (2, 2, 12, 1)), (1, (2, 2, 12, 8)), (2, (2, 2, 12, 8))])
+def test_states_by_the_formulas_of_zero(zero: int, kept: tuple[int, int, int, int]) -> None:
+    """DeepSpeed's states a parameter, in half precision with Adam: 16, 4 + 12 / d, 2 + 14 / d bytes (ZeRO, 2020)."""
+    shape = gpt(32, 4096, 32)
+    held = stage_bytes(shape, layout(f"dp=8,devices=8,zero={zero},framework=deepspeed", conventions=DEEPSPEED), 0)
+    parameter, gradient, state, ways = kept
+    each = shape.num_params
+    spread = each / ways if zero == 2 else each
+    assert held.states == pytest.approx(parameter * each + gradient * spread + state * each / ways, rel=0.005)
+
+
+def test_experts_are_held_where_they_are_dealt() -> None:
+    """With experts dealt over 8 ranks a device holds an eighth of them, and all of the rest."""
+    shape = replace(llama_7b(4096), experts=8, topk=2)
+    where = load_cluster("8xh100-80gb")
+    whole, dealt = (
+        stage_bytes(
+            shape, layout_of(ManualConfig.parse(f"dp=8,ep={ep},framework=megatron"), shape, where, 8, "bf16"), 0
+        )
+        for ep in (1, 8)
+    )
+    experts = 32 * 8 * shape.expert_params
+    assert whole.parameters - dealt.parameters == pytest.approx(2 * experts * 7 / 8)
+
+
+# --- seconds --------------------------------------------------------------------------------------------------------
+
+
+def test_pipeline_of_equal_stages() -> None:
+    """Stages of equal work and no traffic take (m + p - 1) passes; simulated and in closed form alike."""
+    shape = gpt(32, 4096, 32, vocab=1)
+    plan = layout("tp=8,pp=8,microbatch_size=2,framework=megatron", batch=64)
+    nothing = dict.fromkeys(
+        ("pass_us", "step_ms", "straggle", "optimizer", "gap_us", "kernel_us", "between", "round_us")
+    )
+    free = Constants(dict(Constants.expected().table) | dict.fromkeys(nothing, 1e-9))
+    costs = costs_of(shape, plan, load_cluster("8x8xa100-80gb"))
+    simulated, closed = (step_time(costs, free, simulated=way).step_time_s for way in (True, False))
+    assert simulated == pytest.approx(closed, rel=1e-3)
+    one = step_time(replace(costs, layout=replace(plan, num_microbatches=8)), free).step_time_s
+    assert simulated / one == pytest.approx((32 + 7) / (8 + 7), rel=2e-3)
+
+
+@pytest.mark.parametrize("schedule", ["zb", "zbv", "dualpipev"])
+def test_zero_bubble_schedules_idle_less(schedule: str) -> None:
+    """Schedules that split the backward pass are predicted, with a smaller bubble than 1F1B's."""
+    shape, where = gpt(32, 4096, 32), load_cluster("8x8xa100-80gb")
+    plain = layout("tp=8,pp=8,framework=megatron")
+    split = replace(plain, schedule=schedule)
+    bubble, less = (step_time(costs_of(shape, x, where), shipped_constants()).bubble_s for x in (plain, split))
+    assert 0 <= less < bubble
+
+
+def test_ring_over_nodes_by_hand() -> None:
+    """A sum over two nodes of 8 sends 2 · 15/16 of the buffer over the 8 links of a node's edge."""
+    where = load_cluster("2x8xa100-80gb")
+    found = wire("all_reduce", 8e9, 16, 1, where, _model("a100-80gb"))
+    assert found.between == pytest.approx(2 * 15 / 16 * 8e9 / (8 * where.inter.bytes_per_s))
+    assert found.inside == 0
+
+
+def _model(name: str) -> Any:
+    from autopar.cost.roofline import model_of
+
+    return model_of(load_cluster(f"8x{name}").device)
+
+
+def test_best_degrees_of_a_published_cluster() -> None:
+    """PTD-P, figures 13 and 16: tensor 8 and pipeline 8 are best of 64 devices, and a microbatch of 2."""
+    for batch in (32, 128):
+        times = {tp: seconds(gpt(32, 20480, 128), "8x8xa100-80gb", batch,
+                             f"tp={tp},pp={64 // tp},recompute=full,framework=megatron", "fp16")
+                 for tp in (2, 4, 8, 16, 32)}  # fmt: skip
+        assert min(times, key=times.__getitem__) == 8
+    for batch in (128, 512):
+        times = {size: seconds(gpt(32, 15360, 128), "8x8xa100-80gb", batch,
+                               f"tp=8,pp=8,microbatch_size={size},recompute=full,framework=megatron", "fp16")
+                 for size in (1, 2, 4, 8)}  # fmt: skip
+        assert min(times, key=times.__getitem__) == 2
+
+
+def test_fully_sharded_llama_at_scale() -> None:
+    """Llama-7B, 2 sequences a device: sharding alone is best to 64 devices, with tensor parallel 2 to 4 by 2,048.
+
+    Tokens a second and device fall all the way (Fernandez et al., "Hardware scaling trends and diminishing returns in
+    large-scale distributed training", 2024, report a third less from 128 to 2,048).
+    """
+    best, rates = {}, []
+    for devices in (8, 16, 32, 64, 128, 256, 512, 1024, 2048):
+        times = {}
+        for tp in (1, 2, 4, 8):
+            config = f"dp={devices // tp},tp={tp},sp={int(tp > 1)},zero=3,microbatch_size={2 * tp},framework=fsdp"
+            times[tp] = seconds(llama_7b(4096), f"{devices // 8}x8xh100-80gb", 2 * devices, config)
+        best[devices] = min(times, key=times.__getitem__)
+        rates.append(2 * 4096 / times[best[devices]])
+    assert {best[n] for n in (8, 16, 32, 64)} == {1}
+    assert best[2048] in (2, 4)
+    assert rates == sorted(rates, reverse=True)
+    assert 0.1 < 1 - rates[-1] / rates[4] < 0.45
+
+
+def test_tensor_parallel_stays_in_the_node() -> None:
+    """On Frontier's nodes of 8 no best plan of 22B or 175B parameters has tensor parallel over more than a node."""
+    for shape, pipelines in ((gpt(48, 6144, 48), (1, 2, 4)), (gpt(96, 12288, 96), (8, 16))):
+        times = {}
+        for tp in (2, 4, 8, 16, 32):
+            for pp in pipelines:
+                config = f"dp={512 // (tp * pp)},tp={tp},pp={pp},zero=1,recompute=full,framework=megatron"
+                where = replace(load_cluster("frontier"), nodes=64)
+                plan = layout_of(ManualConfig.parse(config), shape, where, 512, "bf16")
+                times[tp, pp] = step_time(costs_of(shape, plan, where), shipped_constants()).step_time_s
+        assert min(times, key=times.__getitem__)[0] <= 8
+
+
+def test_published_runs_stay_as_near_as_the_page_says() -> None:
+    """Errors on rows of known sources don't grow unseen: medians of PTD-P and vTrain, PTD-P's table within 10 %."""
+    path = SHARED / "data" / "training_rows.csv"
+    if not path.is_file():
+        pytest.skip(f"{path} is not on this machine")
+    (table,) = read_tables([path], STEP_KINDS)
+    chosen = [row for row in table.rows if row["source_id"] in ("vtrain", "ptdp-a100")]
+    found = predict_steps([replace(table, rows=chosen)])
+    published = [row for row, given in zip(found, chosen, strict=True) if given["notes"].startswith("aggregate")]
+    assert len(published) == 10
+    assert max(row.ape or 0.0 for row in published) < 0.1
+    vtrain = sorted(row.ape or 0.0 for row in found if row.source_id == "vtrain")
+    assert vtrain[len(vtrain) // 2] < 0.055
+
+
+# --- what is asked --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("dp=8,ep=4,framework=megatron,devices=8", "experts"),
+        ("dp=8,offload=optimizer,framework=fsdp,devices=8", "offload"),
+        ("pp=64,framework=megatron", "64"), ("tp=7,framework=megatron", "7"),
+    ],
+)  # fmt: skip
+def test_configurations_that_cannot_be(config: str, said: str) -> None:
+    """What can't be laid out, or isn't predicted, is an error that names it."""
+    with pytest.raises(ConfigError, match=said):
+        layout(config)
