@@ -168,7 +168,10 @@ class DeviceFile(Settings):
 
 
 class ClusterFile(Settings):
-    """A cluster file: equal nodes of one device; links that aren't given are those of the device's usual node."""
+    """A cluster file: equal nodes of one device; what isn't given is as for the device's usual node.
+
+    `power_w` and `price_per_hour` (in any currency) are those of one device with its share of the node.
+    """
 
     name: str
     device: str
@@ -176,13 +179,17 @@ class ClusterFile(Settings):
     devices_per_node: Count
     intra: LinkFile | None = None
     inter: LinkFile | None = None
+    power_w: Positive | None = None
+    price_per_hour: Positive | None = None
     sources: dict[str, str] = Field(default_factory=dict)
 
     def cluster(self) -> Cluster:
         """The cluster with its device looked up; raises ConfigError for an unknown one."""
         found = find_device(self.device)
         intra, inter = self.intra or found.intra, self.inter or found.inter
-        return Cluster(self.name, found.device(), self.nodes, self.devices_per_node, intra.link(), inter.link())
+        power_w, price = self.power_w or found.power_w, self.price_per_hour or found.price_per_hour
+        device = replace(found.device(), power_w=power_w, price_per_hour=price)
+        return Cluster(self.name, device, self.nodes, self.devices_per_node, intra.link(), inter.link())
 
 
 def load_cluster(text: str) -> Cluster:

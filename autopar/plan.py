@@ -207,7 +207,10 @@ class CarriedCosts:
 
 @dataclass(frozen=True)
 class PlanRecord:
-    """A plan, or (with `lower_bound_s` null) an estimate. Field names and units are those of the public contract."""
+    """A plan, or (with `lower_bound_s` null) an estimate. Field names and units are those of the public contract.
+
+    `energy_j` and `step_price` are of a step on the devices used, where their power and price are known.
+    """
 
     request: Request
     fingerprint: Fingerprint
@@ -243,6 +246,7 @@ class PlanRecord:
     placement: tuple[int, ...]
     layer_names: tuple[str, ...]
     time_by_kind_s: dict[str, float]
+    step_price: float | None = None
     costs: CarriedCosts = CarriedCosts()
     alternatives: tuple[PlanRecord, ...] = ()
     autopar_version: str = ""

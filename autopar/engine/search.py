@@ -88,13 +88,14 @@ def search(
     top: int = 1,
     kind: Callable[[Payload], Hashable] | None = None,
     time_limit_s: float | None = None,
+    below: float = inf,
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
 ) -> Answer[Payload]:
     """The `top` best answers, each of another `kind`, or else scenario. Equal ones keep the order of the scenarios.
 
-    A scenario whose bound promises less than `worth` is left out. After `time_limit_s` the best answer so far is
-    given; at least one scenario is always solved. `progress` is told what is done (`bound`, `solve`), how many
-    scenarios are and how many there are at most.
+    Answers that aren't `below` a figure are left out, and so is a scenario whose bound promises less than `worth`.
+    After `time_limit_s` the best answer so far is given; at least one scenario is always solved. `progress` is told
+    what is done (`bound`, `solve`), how many scenarios are and how many there are at most.
     """
     end = inf if time_limit_s is None else monotonic() + time_limit_s
     bounds = [scenario.quick for scenario in scenarios]
@@ -106,7 +107,7 @@ def search(
     while heap:
         bound, level, i = heappop(heap)
         better = scenarios[i].bounds[level:]
-        cutoff = found[top - 1].objective if len(found) >= top else inf
+        cutoff = found[top - 1].objective if len(found) >= top else below
         if bound >= cutoff * (1 - worth(solved)) or bound == inf:
             break
         late = monotonic() > end

@@ -129,6 +129,7 @@ def assemble(
         search_s=search_s,
         num_params=sum(prod(spec.shape_at(1)) for spec in graph.params.values()),
         energy_j=None if device.power_w is None else device.power_w * devices * step,
+        step_price=None if device.price_per_hour is None else device.price_per_hour / 3600 * devices * step,
         input_s=None,
         placement=tuple(range(devices)),
         layer_names=tuple(layer.name for layer in graph.layers),

@@ -1,39 +1,30 @@
-"""From a traced model and a cluster to a plan: the scenarios worth looking at, the search over them, the record."""
+"""From a traced model and a cluster to a plan: what was found on which devices, and the record of it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil, inf, prod
+from functools import cached_property
+from math import inf
 
 from autopar.cluster import Cluster
 from autopar.cost.pricer import Pricer
 from autopar.cost.sync import optimizer_assumptions
 from autopar.cost.work import unknown_targets
-from autopar.engine.search import Answer, Outcome, Scenario, search
+from autopar.engine.search import Outcome
 from autopar.engine.stack_problem import Status
 from autopar.errors import ConfigError, InfeasibleError
 from autopar.formulate.assemble import Solved, assemble
-from autopar.formulate.chains import Known
-from autopar.formulate.config import Constraint, ManualConfig, parse_constraints
+from autopar.formulate.config import ManualConfig
 from autopar.formulate.kinds import kind_of
-from autopar.formulate.mesh import config_mesh, search_meshes
-from autopar.formulate.pins import Pins, covered_ops, pins_of, pins_of_constraints
-from autopar.formulate.pipeline import PipelineScenario, SolvedPipeline
-from autopar.formulate.pipelines import Pipelines
-from autopar.formulate.relayout_prices import RelayoutPrices
-from autopar.formulate.runs import layer_runs
-from autopar.formulate.scenario import Budget, SolvedScenario, StageScenario
-from autopar.formulate.stages import block_indices
-from autopar.formulate.tables import Setting
+from autopar.formulate.leanest import leanest, size_text, tightest_stage
+from autopar.formulate.scenario import SolvedScenario
+from autopar.formulate.sizes import PER_DEVICE, Searched, Sizes, searched
+from autopar.formulate.space import Space
 from autopar.graph import OpGraph
-from autopar.plan import Fingerprint, MeshAxis, PlanRecord, Request
+from autopar.plan import Fingerprint, PlanRecord, Request
 from autopar.shard.rules import rule_for
-
-AnyScenario = StageScenario | PipelineScenario
-LEANEST_BOUNDED, LEANEST_TRIED = 16, 4
-"""Scenarios bounded, and of these solved, to say how much memory would do."""
 
 
 @dataclass(frozen=True)
@@ -51,130 +42,60 @@ class Planner:
         """Bytes of tensors a device may hold."""
         return self.cluster.device.limit_bytes(self.request.memory_limit_bytes)
 
-    @property
-    def used_devices(self) -> int:
-        """How many devices a searched plan uses: those of the job, or fewer where a constraint says so.
-
-        Raises ConfigError where there are not that many.
-        """
-        constraints = parse_constraints(list(self.request.constraints))
-        used = next((int(c.value) for c in constraints if c.key == "devices" and not c.pattern), 0)
-        if used > self.request.devices:
-            raise ConfigError(f"constraint devices={used}: there are {self.request.devices}; give at most that.")
-        return used or self.request.devices
+    @cached_property
+    def space(self) -> Space:
+        """The plans there are."""
+        return Space(self.graph, self.cluster, self.pricer, self.request)
 
     def plan(self, config: ManualConfig | None = None, top: int = 1, time_limit_s: float | None = None) -> PlanRecord:
-        """The fastest plan under the limit, with at most `top - 1` alternatives of other kinds, the fastest of each.
+        """The best plan under the limit, with at most `top - 1` alternatives of other kinds, the best of each.
 
-        Raises InfeasibleError, naming the limit and the smallest change that would do, where there is none; ConfigError
-        where the time limit came before any plan.
+        It may leave nodes idle where that is better by the objective. Raises InfeasibleError, naming the limit and the
+        smallest change that would do, where there is none; ConfigError where the time limit came before any plan, or
+        the objective needs a figure that the device lacks.
         """
         began = time.process_time()
-        scenarios = list(self._scenarios(config, self.limit_bytes))
-        answer = search(
-            [_as_engine_scenario(s) for s in scenarios], top=top, kind=kind_of if top > 1 else None,
-            time_limit_s=time_limit_s,
-        )  # fmt: skip
-        if answer.outcome is Outcome.TIME_LIMIT:
-            raise ConfigError(
-                f"no plan was found within the time limit of {time_limit_s:g} s, and none is proven impossible; give "
-                f"more time, a hand-written config, or constraints that leave less to search."
-            )
-        if answer.best is None:
-            raise InfeasibleError(self._why_infeasible(answer, scenarios))
-        records = [
-            self._record(found.payload, answer.lower_bound, began) for found in [answer.best, *answer.alternatives]
-        ]
-        first = records[0]
-        if answer.outcome is Outcome.FEASIBLE:
-            cut = f"the search was cut short after {time_limit_s:g} s: more time may find a faster plan"
-            first = replace(first, assumptions=(*first.assumptions, cut))
+        _require_figures(self.request.objective, self.cluster)
+        end_s = inf if time_limit_s is None else time.monotonic() + time_limit_s
+        if config is None:
+            tried = Sizes(self.space, self.limit_bytes, top, end_s).searched()
+        else:
+            scenarios = (self.space.configured(config, self.limit_bytes),)
+            tried = [Searched(self.request.devices, scenarios, searched(scenarios, top, end_s))]
+        records = [self._record(found, bound_s, began) for found, bound_s in self._best(tried, top)]
+        if not records:
+            raise self._nothing(_largest(tried), time_limit_s)
+        first = replace(
+            records[0], assumptions=(*records[0].assumptions, *self._said_of(tried, records[0], time_limit_s))
+        )
         return replace(first, alternatives=tuple(records[1:]))
 
     def estimate(self, config: ManualConfig) -> PlanRecord:
         """What a hand-written plan costs, feasible or not."""
         began = time.process_time()
-        (scenario,) = self._scenarios(config, None)
+        scenario = self.space.configured(config, None)
         solved = scenario.solve()
         if solved is None or (isinstance(solved, SolvedScenario) and solved.solution.status is not Status.OPTIMAL):
             raise ConfigError(f"config can't be laid out on this model: {scenario.name}. Change a degree.")
         return self._record(solved, None, began)
 
-    # --- scenarios ------------------------------------------------------------------------------------------------
-
-    def _scenarios(self, config: ManualConfig | None, limit: int | None) -> Iterator[AnyScenario]:
-        if config is not None:
-            yield self._configured(config, limit)
-            return
-        constraints = parse_constraints(list(self.request.constraints))
-        _refuse_unmatched(constraints, self.graph)
-        budget = Budget(limit, self.request.policy, self.request.optimizer)
-        known = Known(self.pricer)
-        one_stage = all(c.key != "pp" or c.value == "1" for c in constraints)
-        for mesh in search_meshes(self.cluster, self.used_devices) if one_stage else ():
-            pins = pins_of_constraints(constraints, mesh, self.graph)
-            if pins is None:
-                continue
-            relayouts = RelayoutPrices(self.pricer, mesh)
-            for last, count in self._microbatch_counts(mesh, pins[-1], constraints):
-                runs = layer_runs(self.graph, [*pins[:-1], last])
-                setting = Setting(mesh, self.request.global_batch // count, count)
-                yield StageScenario(runs, setting, self.pricer, budget, relayouts, known)
-        yield from self._pipelines(limit, known).searched(self.used_devices, constraints)
-
-    def _pipelines(self, limit: int | None, known: Known) -> Pipelines:
-        budget = Budget(limit, self.request.policy, self.request.optimizer)
-        return Pipelines(self.graph, self.pricer, self.request.global_batch, budget, known)
-
-    def _microbatch_counts(
-        self, mesh: tuple[MeshAxis, ...], pins: Pins, constraints: Sequence[Constraint]
-    ) -> Iterator[tuple[Pins, int]]:
-        """Numbers of microbatches with the pins of the last layer, which makes the loss.
-
-        Where `microbatch_size` is given they follow from how many ways that layer splits the batch.
-        """
-        batch = self.request.global_batch
-        size = next((int(c.value) for c in constraints if c.key == "microbatch_size" and not c.pattern), None)
-        if size is None:
-            yield from ((pins, m) for m in range(1, batch + 1) if batch % m == 0 and self._may_split(m))
-            return
-        inner = [frozenset(range(first, len(mesh))) for first in range(len(mesh) + 1)]
-        for axes in inner if pins.tensor_axes is None else [pins.tensor_axes]:
-            samples = size * prod(axis.size for i, axis in enumerate(mesh) if i not in axes)
-            if batch % samples == 0 and self._may_split(batch // samples):
-                yield replace(pins, tensor_axes=axes), batch // samples
-
-    def _may_split(self, count: int) -> bool:
-        return count == 1 or self.graph.separable
-
-    def _configured(self, config: ManualConfig, limit: int | None) -> AnyScenario:
-        blocks = block_indices(self.graph)
-        config = config.fit(self.cluster.devices, self.request.global_batch, len(blocks))
-        _refuse_unsupported(config)
-        count = self.request.global_batch // (config.dp * config.microbatch_size)
-        if not self._may_split(count):
-            raise ConfigError(
-                f"microbatch_size={config.microbatch_size} makes {count} microbatches, but the batch can't be split in "
-                f"time: {self.graph.why_not_separable}. Give microbatch_size={self.request.global_batch // config.dp}."
-            )
-        batch = self.request.global_batch // count
-        too_many = {d for d in (config.for_block(i, config.devices).dp for i in range(len(blocks))) if batch % d}
-        if too_many:
-            raise ConfigError(
-                f"layers: a global microbatch of dp*microbatch_size = {batch} sequences can't be split over dp = "
-                f"{max(too_many)}; give microbatch_size={max(too_many) * config.microbatch_size // config.dp} or more."
-            )
-        if config.pp > 1:
-            return self._pipelines(limit, Known(self.pricer)).configured(config, count)
-        mesh = config_mesh(config, len(blocks))
-        pins = [
-            pins_of(config, blocks.index(i) if i in blocks else None, mesh, len(blocks))
-            for i in range(len(self.graph.layers))
+    def _best(self, tried: Sequence[Searched], top: int) -> list[tuple[Solved, float]]:
+        """The best answers of all sizes by the objective, one of each kind, with the bounds on their seconds."""
+        bound = min(one.answer.lower_bound * self._weight(one.devices) for one in tried)
+        found = [
+            (answer.objective * self._weight(one.devices), one.devices, answer.payload)
+            for one in tried
+            for answer in ([one.answer.best] if one.answer.best else []) + list(one.answer.alternatives)
         ]
-        runs = layer_runs(self.graph, pins)
-        setting = Setting(mesh, batch, count)
-        budget = Budget(limit, self.request.policy, self.request.optimizer)
-        return StageScenario(runs, setting, self.pricer, budget, RelayoutPrices(self.pricer, mesh), Known(self.pricer))
+        kinds: dict[object, tuple[Solved, float]] = {}
+        for number, (_, devices, solved) in enumerate(sorted(found, key=lambda f: f[0])):
+            kind = (devices, kind_of(solved)) if top > 1 else number
+            kinds.setdefault(kind, (solved, bound / self._weight(devices)))
+        return list(kinds.values())[:top]
+
+    def _weight(self, devices: int) -> float:
+        """By what a plan's seconds count in the objective."""
+        return devices if self.request.objective in PER_DEVICE else 1.0
 
     # --- answers --------------------------------------------------------------------------------------------------
 
@@ -205,33 +126,52 @@ class Planner:
         found += [*optimizer_assumptions(self.request.optimizer), *self.pricer.assumptions]
         return tuple(found)
 
-    def _why_infeasible(self, answer: Answer[Solved], scenarios: Sequence[AnyScenario]) -> str:
-        if not scenarios:
-            return (
-                f"no mesh of {self.used_devices} devices and global batch {self.request.global_batch} meets the "
+    def _said_of(self, tried: Sequence[Searched], chosen: PlanRecord, time_limit_s: float | None) -> list[str]:
+        """What is to be known of the search itself."""
+        found = []
+        if any(one.answer.outcome is Outcome.FEASIBLE for one in tried):
+            found.append(f"the search was cut short after {time_limit_s:g} s: more time may find a faster plan")
+        used, whole = len(chosen.placement), _largest(tried)
+        if used < self.request.devices == whole.devices:
+            other = f"takes {whole.best_s:.4g} s a step" if whole.answer.best else "does not fit or is not legal"
+            found.append(f"{used} of {self.request.devices} devices are used: the best plan on all of them {other}")
+        return found
+
+    def _nothing(self, searched: Searched, time_limit_s: float | None) -> InfeasibleError | ConfigError:
+        """The error that says why there is no plan."""
+        devices, name = searched.devices, self.cluster.device.name
+        if searched.answer.outcome is Outcome.TIME_LIMIT:
+            return ConfigError(
+                f"no plan was found within the time limit of {time_limit_s:g} s, and none is proven impossible; give "
+                f"more time, a hand-written config, or constraints that leave less to search."
+            )
+        if not searched.scenarios:
+            return InfeasibleError(
+                f"no mesh of {devices} devices and global batch {self.request.global_batch} meets the "
                 f"constraints {list(self.request.constraints)}; drop one."
             )
-        rough = sorted(scenarios, key=lambda s: s.least_bytes)[:LEANEST_BOUNDED]
-        for scenario in rough:
-            scenario.bound_s()
-        leanest = sorted(rough, key=lambda s: s.least_bytes)[:LEANEST_TRIED]
-        found = [(s.enough_bytes(), i) for i, s in enumerate(leanest)]
-        least, place = min(found, default=(inf, 0))
+        least, scenario = leanest(searched.scenarios)
         if least == inf:
-            return f"no legal plan on {self.used_devices} devices; {answer.knob}"
-        return (
-            f"memory is the binding limit: every plan on {self.used_devices} x {self.cluster.device.name} "
-            f"needs about {_size(least)} of tensors a device{_where(leanest[place])}, the limit is "
-            f"{_size(self.limit_bytes)}. "
-            f"The smallest change that would do: a memory limit of {_size(least)}, or more devices."
+            return InfeasibleError(f"no legal plan on {devices} devices; {searched.answer.knob}")
+        return InfeasibleError(
+            f"memory is the binding limit: every plan on {devices} x {name} needs about {size_text(least)} of tensors "
+            f"a device{tightest_stage(scenario)}, the limit is {size_text(self.limit_bytes)}. The smallest change that "
+            f"would do: a memory limit of {size_text(least)}, or more devices."
         )
 
 
-def _where(scenario: AnyScenario) -> str:
-    """Which stage of the leanest plan needs most."""
-    if isinstance(scenario, StageScenario):
-        return ""
-    return f" (stage {scenario.tightest()[1]} of {scenario.name} binds)"
+def _largest(tried: Sequence[Searched]) -> Searched:
+    return max(tried, key=lambda one: one.devices)
+
+
+def _require_figures(objective: str, cluster: Cluster) -> None:
+    """Raise ConfigError where the objective asks for a figure that the device lacks."""
+    wanted = {"cost_per_token": "price_per_hour", "energy_per_token": "power_w"}.get(objective)
+    if wanted and getattr(cluster.device, wanted) is None:
+        raise ConfigError(
+            f"objective={objective}: device {cluster.device.name!r} has no {wanted}; give it in a cluster file or "
+            "in the device's file, or choose tokens_per_s_per_device."
+        )
 
 
 def ops_without_rule(graph: OpGraph) -> list[str]:
@@ -242,56 +182,3 @@ def ops_without_rule(graph: OpGraph) -> list[str]:
             if op.operands and rule_for(op, layer) is None:
                 first.setdefault(op.target, op.module)
     return [f"{target} ({module or 'the model itself'})" for target, module in first.items()]
-
-
-def _size(size_bytes: float) -> str:
-    """Bytes in a unit, rounded up: what is written, given as a limit, is enough."""
-    unit, name = (1 << 30, "GiB") if size_bytes >= 1 << 30 else (1 << 20, "MiB")
-    return f"{ceil(100 * size_bytes / unit) / 100:.2f} {name}"
-
-
-def _as_engine_scenario(scenario: AnyScenario) -> Scenario[Solved]:
-    def solve(cutoff_s: float) -> tuple[float, Solved] | None:
-        solved = scenario.solve(cutoff_s)
-        if isinstance(solved, SolvedPipeline):
-            return solved.step_time_s, solved
-        return (solved.solution.objective_s, solved) if solved and solved.solution.walks else None
-
-    if isinstance(scenario, StageScenario):
-        return Scenario(
-            scenario.name, scenario.bound_s, solve, first=scenario.first_bound_s,
-            others=lambda cutoff_s: [(s.solution.objective_s, s) for s in scenario.families(cutoff_s)],
-        )  # fmt: skip
-    return Scenario(scenario.name, scenario.bound_s, solve, scenario.quick_bound_s(), scenario.first_bound_s)
-
-
-def _refuse_unmatched(constraints: Sequence[Constraint], graph: OpGraph) -> None:
-    """Say which patterns name no module that computes anything."""
-    layers = range(len(graph.layers))
-    mistakes = [
-        f"constraint {c.pattern}:{c.key}: no module of the model has such a name; its layers are "
-        f"{', '.join(layer.name for layer in graph.layers[:4])}, ..."
-        for c in constraints
-        if c.pattern and not any(covered_ops(c, graph, i) for i in layers)
-    ]
-    if mistakes:
-        raise ConfigError(*mistakes)
-
-
-def _refuse_unsupported(config: ManualConfig) -> None:
-    """Say which keys this version can't plan."""
-    wanted = {
-        "cp": 1,
-        "ep": 1,
-        "offload": "none",
-        "zero_group": "all",
-    }
-    mistakes = [
-        f"{key}={getattr(config, key)}: not supported in this version; give {value or 'nothing'}"
-        for key, value in wanted.items()
-        if getattr(config, key) != value
-    ]
-    if config.framework != "autopar":
-        mistakes.append(f"framework={config.framework}: predicted by `estimate` only; give autopar to plan")
-    if mistakes:
-        raise ConfigError(*mistakes)

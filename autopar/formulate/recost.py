@@ -58,6 +58,7 @@ def recost(record: PlanRecord, pricer: Pricer) -> PlanRecord:
             *pricer.assumptions,
         ),
         energy_j=_times(cluster.device.power_w, used * step_s),
+        step_price=_times(cluster.device.price_per_hour, used * step_s / 3600),
         time_by_kind_s=found.by_kind_s,
         costs=costs,
         alternatives=(),

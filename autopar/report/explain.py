@@ -110,8 +110,20 @@ def _time(record: PlanRecord) -> Iterator[str]:
     if record.tokens_per_s is not None:
         per_device = record.tokens_per_s_per_device or 0.0
         yield from item("tokens", f"{record.tokens_per_s:,.0f} a second, {per_device:,.0f} a device")
+    if record.energy_j is not None:
+        yield from item("energy", f"{record.energy_j / 1e3:,.3g} kJ a step{_per_token(record, record.energy_j, 'J')}")
+    if record.step_price is not None:
+        yield from item("price", f"{record.step_price:,.3g} a step{_per_token(record, 1e6 * record.step_price, '')}")
     mfu = f", {share_text(record.mfu)} of the device's peak" if record.mfu is not None else ""
     yield from item("model FLOPs", f"{record.tflops_per_device:.3g} TFLOP/s a device{mfu}")
+
+
+def _per_token(record: PlanRecord, value: float, unit: str) -> str:
+    """`, 0.12 J a token`; prices are given for a million of them."""
+    if record.tokens_per_s is None:
+        return ""
+    each = value / (record.tokens_per_s * record.step_time_s)
+    return f", {each:.3g} {unit} a token" if unit else f", {each:.3g} for a million tokens"
 
 
 def _memory(record: PlanRecord) -> Iterator[str]:

@@ -88,7 +88,7 @@ def test_bounds_hold(model: str, share: float | None) -> None:
     free = plan_of(model)
     limit = None if share is None else int(free.peak_tensor_bytes * share)
     maker = planner(model, batch=BATCHES.get(model, 8), limit_bytes=limit, constraints=ONE_STAGE)
-    for scenario in maker._scenarios(None, limit):
+    for scenario in maker.space.searched(2, limit):
         assert isinstance(scenario, StageScenario)
         bound = max(scenario.first_bound_s(), scenario.bound_s())
         solution = scenario.solve().solution
@@ -126,7 +126,7 @@ def test_alternatives_are_other_plans_in_order() -> None:
 
 def test_microbatches_divide_the_batch() -> None:
     """Every scenario splits the global batch into equal microbatches, and every divisor is looked at."""
-    scenarios = planner("gpt", constraints=ONE_STAGE)._scenarios(None, None)
+    scenarios = planner("gpt", constraints=ONE_STAGE).space.searched(2, None)
     counts = {s.setting.num_microbatches for s in scenarios if isinstance(s, StageScenario)}
     assert counts == set(divisors(8))
 

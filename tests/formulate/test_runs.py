@@ -16,7 +16,7 @@ def test_depth_adds_no_choices(short: str, deep: str) -> None:
     """Models of few and of many blocks have equally many runs, choices and programs; only the counts differ."""
     sizes = []
     for model in (short, deep):
-        (scenario, *_) = planner(model, constraints=ONE_STAGE)._scenarios(None, 1 << 33)
+        (scenario, *_) = planner(model, constraints=ONE_STAGE).space.searched(2, 1 << 33)
         assert isinstance(scenario, StageScenario)
         solved = scenario.solve()
         sizes.append([len(columns) for columns in solved.columns])

@@ -1,0 +1,168 @@
+"""On how many devices a plan is looked for: on all, or on fewer where that is faster, cheaper or needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf, prod
+from time import monotonic
+
+from autopar.cost.roofline import flop_rate
+from autopar.cost.states import STATE_BYTES
+from autopar.cost.work import model_flops
+from autopar.engine.search import Answer, Outcome, Scenario, search
+from autopar.formulate.assemble import Solved
+from autopar.formulate.kinds import kind_of
+from autopar.formulate.leanest import leanest
+from autopar.formulate.pipeline import SolvedPipeline
+from autopar.formulate.scenario import StageScenario
+from autopar.formulate.space import AnyScenario, Space
+from autopar.graph import DTYPE_BYTES
+
+PER_DEVICE = ("tokens_per_s_per_device", "cost_per_token", "energy_per_token")
+"""Objectives in which a device that is left idle costs nothing: all are best where device-seconds are fewest."""
+PROMISING = 0.6
+"""Fewer nodes are looked at where a plan of this share of the highest rate would be faster on them."""
+PATIENCE = 2
+"""Sizes without a gain after which no larger one is looked at."""
+
+
+@dataclass(frozen=True)
+class Searched:
+    """The scenarios on so many devices, and what came of the search over them."""
+
+    devices: int
+    scenarios: tuple[AnyScenario, ...]
+    answer: Answer[Solved]
+
+    @property
+    def best_s(self) -> float:
+        """Seconds of the fastest plan; inf where there is none."""
+        return self.answer.best.objective if self.answer.best else inf
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A search under a limit of bytes a device, for `top` plans, until `end_s` by the monotonic clock."""
+
+    space: Space
+    limit_bytes: int
+    top: int = 1
+    end_s: float = inf
+
+    def searched(self) -> list[Searched]:
+        """The sizes looked at, all or the pinned one among them."""
+        request, pinned = self.space.request, self.space.pinned_devices
+        if request.objective == "memory":
+            return [self._least_memory(pinned or request.devices)]
+        if pinned:
+            return [self._on(pinned)]
+        if request.objective in PER_DEVICE:
+            return list(self._fewest_device_seconds())
+        whole = self._on(request.devices)
+        return [whole, *(self._faster(whole) if whole.answer.best else self._possible(whole))]
+
+    # --- which --------------------------------------------------------------------------------------------------------
+
+    def _faster(self, whole: Searched) -> Iterator[Searched]:
+        """Fewer nodes, where they may be faster.
+
+        Where batch and devices divide one another that is one node alone, which needs no network: fewer devices send
+        no less.
+        """
+        best_s, batch = whole.best_s, self.space.request.global_batch
+        even = batch % whole.devices == 0 or whole.devices % batch == 0
+        for devices in self._fewer_nodes()[-1:] if even else self._fewer_nodes():
+            if self._least_s(devices) < PROMISING * best_s and monotonic() < self.end_s:
+                found = self._on(devices, best_s)
+                best_s = min(best_s, found.best_s)
+                yield found
+
+    def _possible(self, whole: Searched) -> Iterator[Searched]:
+        """The largest smaller size on which there is a plan, where there is none on all devices."""
+        if whole.answer.outcome is Outcome.TIME_LIMIT:
+            return
+        within = range(min(self.space.cluster.devices_per_node, whole.devices) - 1, 0, -1)
+        for devices in (*self._fewer_nodes(), *within):
+            if self._states_bytes() > devices * self.limit_bytes or monotonic() > self.end_s:
+                return
+            found = self._on(devices)
+            yield found
+            if found.answer.best:
+                return
+
+    def _fewest_device_seconds(self) -> Iterator[Searched]:
+        """From the smallest size that holds the model's states on, until larger ones no longer gain."""
+        best, without_gain = inf, 0
+        whole = self.space.request.devices
+        node = min(self.space.cluster.devices_per_node, whole)
+        within = [d for d in range(1, node) if node % d == 0]
+        for devices in sorted({whole, *self._fewer_nodes(), *within}):
+            last = devices == whole and best == inf
+            if not last and (self._states_bytes() > devices * self.limit_bytes or without_gain >= PATIENCE):
+                continue
+            found = self._on(devices, best / devices)
+            yield found
+            gained = found.best_s * devices < best
+            without_gain = 0 if gained or best == inf else without_gain + 1
+            best = min(best, found.best_s * devices)
+
+    def _fewer_nodes(self) -> list[int]:
+        """Devices of fewer whole nodes: quarters of all, the next lower power of two, one node; the largest first."""
+        cluster, whole = self.space.cluster, self.space.request.devices
+        nodes = whole // cluster.devices_per_node
+        fewer = {nodes // 4, nodes // 2, 3 * nodes // 4, 1 << max(0, (nodes - 1).bit_length() - 1), 1}
+        return [n * cluster.devices_per_node for n in sorted(fewer, reverse=True) if 0 < n < nodes]
+
+    def _least_s(self, devices: int) -> float:
+        """Seconds of a step at the highest rate of so many devices."""
+        space = self.space
+        rate = flop_rate(space.cluster.device, space.request.policy.compute)
+        return model_flops(space.graph, space.request.global_batch) / (rate * devices)
+
+    def _states_bytes(self) -> float:
+        """Bytes of parameters and optimizer states, which all devices together hold once at least."""
+        policy = self.space.request.policy
+        states = STATE_BYTES.get(self.space.request.optimizer)
+        each = DTYPE_BYTES[policy.parameters] + (2 * DTYPE_BYTES[policy.states] if states is None else states)
+        return each * sum(prod(spec.shape_at(1)) for spec in self.space.graph.params.values() if spec.requires_grad)
+
+    # --- one size -----------------------------------------------------------------------------------------------------
+
+    def _on(self, devices: int, below_s: float = inf, limit_bytes: int | None = None) -> Searched:
+        scenarios = tuple(self.space.searched(devices, limit_bytes or self.limit_bytes))
+        return Searched(devices, scenarios, searched(scenarios, self.top, self.end_s, below_s))
+
+    def _least_memory(self, devices: int) -> Searched:
+        """The fastest of the plans that hold about as little as can be."""
+        scenarios = tuple(self.space.searched(devices, self.limit_bytes))
+        for scenario in scenarios:
+            scenario.first_bound_s()
+        least = leanest(scenarios)[0] if scenarios else inf
+        return self._on(devices, limit_bytes=int(min(least, self.limit_bytes)))
+
+
+def searched(scenarios: tuple[AnyScenario, ...], top: int, end_s: float = inf, below_s: float = inf) -> Answer[Solved]:
+    """Search scenarios for the `top` fastest plans of different kinds."""
+    return search(
+        [_as_engine_scenario(s) for s in scenarios],
+        top=top,
+        kind=kind_of if top > 1 else None,
+        time_limit_s=None if end_s == inf else max(0.0, end_s - monotonic()),
+        below=below_s,
+    )
+
+
+def _as_engine_scenario(scenario: AnyScenario) -> Scenario[Solved]:
+    def solve(cutoff_s: float) -> tuple[float, Solved] | None:
+        solved = scenario.solve(cutoff_s)
+        if isinstance(solved, SolvedPipeline):
+            return solved.step_time_s, solved
+        return (solved.solution.objective_s, solved) if solved and solved.solution.walks else None
+
+    if isinstance(scenario, StageScenario):
+        return Scenario(
+            scenario.name, scenario.bound_s, solve, first=scenario.first_bound_s,
+            others=lambda cutoff_s: [(s.solution.objective_s, s) for s in scenario.families(cutoff_s)],
+        )  # fmt: skip
+    return Scenario(scenario.name, scenario.bound_s, solve, scenario.quick_bound_s(), scenario.first_bound_s)

@@ -1,0 +1,155 @@
+"""The space of plans: the scenarios to search on some devices, and the one that a hand-written plan asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TypeAlias
+
+from autopar.cluster import Cluster
+from autopar.cost.pricer import Pricer
+from autopar.errors import ConfigError
+from autopar.formulate.chains import Known
+from autopar.formulate.config import Constraint, ManualConfig, parse_constraints
+from autopar.formulate.mesh import config_mesh, search_meshes
+from autopar.formulate.pins import Pins, covered_ops, pins_of, pins_of_constraints
+from autopar.formulate.pipeline import PipelineScenario
+from autopar.formulate.pipelines import Pipelines
+from autopar.formulate.relayout_prices import RelayoutPrices
+from autopar.formulate.runs import layer_runs
+from autopar.formulate.scenario import Budget, StageScenario
+from autopar.formulate.stages import block_indices
+from autopar.formulate.tables import Setting
+from autopar.graph import OpGraph
+from autopar.plan import MeshAxis, Request
+
+AnyScenario: TypeAlias = StageScenario | PipelineScenario
+
+
+@dataclass(frozen=True)
+class Space:
+    """The plans there are for a model on a cluster."""
+
+    graph: OpGraph
+    cluster: Cluster
+    pricer: Pricer
+    request: Request
+
+    @property
+    def constraints(self) -> tuple[Constraint, ...]:
+        """What is asked of all plans."""
+        return parse_constraints(list(self.request.constraints))
+
+    @property
+    def pinned_devices(self) -> int | None:
+        """The number of devices that a constraint asks for. Raises ConfigError where there are not that many."""
+        used = next((int(c.value) for c in self.constraints if c.key == "devices" and not c.pattern), 0)
+        if used > self.request.devices:
+            raise ConfigError(f"constraint devices={used}: there are {self.request.devices}; give at most that.")
+        return used or None
+
+    def searched(self, devices: int, limit: int | None) -> Iterator[AnyScenario]:
+        """All scenarios on so many devices whose plans hold at most `limit` bytes of tensors on each."""
+        constraints = self.constraints
+        _refuse_unmatched(constraints, self.graph)
+        budget = Budget(limit, self.request.policy, self.request.optimizer)
+        known = Known(self.pricer)
+        one_stage = all(c.key != "pp" or c.value == "1" for c in constraints)
+        for mesh in search_meshes(self.cluster, devices) if one_stage else ():
+            pins = pins_of_constraints(constraints, mesh, self.graph)
+            if pins is None:
+                continue
+            relayouts = RelayoutPrices(self.pricer, mesh)
+            for last, count in self._microbatch_counts(mesh, pins[-1], constraints):
+                runs = layer_runs(self.graph, [*pins[:-1], last])
+                setting = Setting(mesh, self.request.global_batch // count, count)
+                yield StageScenario(runs, setting, self.pricer, budget, relayouts, known)
+        yield from self._pipelines(limit, known).searched(devices, constraints)
+
+    def _pipelines(self, limit: int | None, known: Known) -> Pipelines:
+        budget = Budget(limit, self.request.policy, self.request.optimizer)
+        return Pipelines(self.graph, self.pricer, self.request.global_batch, budget, known)
+
+    def _microbatch_counts(
+        self, mesh: tuple[MeshAxis, ...], pins: Pins, constraints: Sequence[Constraint]
+    ) -> Iterator[tuple[Pins, int]]:
+        """Numbers of microbatches with the pins of the last layer, which makes the loss.
+
+        Where `microbatch_size` is given they follow from how many ways that layer splits the batch.
+        """
+        batch = self.request.global_batch
+        size = next((int(c.value) for c in constraints if c.key == "microbatch_size" and not c.pattern), None)
+        if size is None:
+            yield from ((pins, m) for m in range(1, batch + 1) if batch % m == 0 and self._may_split(m))
+            return
+        inner = [frozenset(range(first, len(mesh))) for first in range(len(mesh) + 1)]
+        for axes in inner if pins.tensor_axes is None else [pins.tensor_axes]:
+            samples = size * prod(axis.size for i, axis in enumerate(mesh) if i not in axes)
+            if batch % samples == 0 and self._may_split(batch // samples):
+                yield replace(pins, tensor_axes=axes), batch // samples
+
+    def _may_split(self, count: int) -> bool:
+        return count == 1 or self.graph.separable
+
+    def configured(self, config: ManualConfig, limit: int | None) -> AnyScenario:
+        """The scenario of a hand-written plan. Raises ConfigError where it can't be laid out."""
+        blocks = block_indices(self.graph)
+        config = config.fit(self.cluster.devices, self.request.global_batch, len(blocks))
+        _refuse_unsupported(config)
+        count = self.request.global_batch // (config.dp * config.microbatch_size)
+        if not self._may_split(count):
+            raise ConfigError(
+                f"microbatch_size={config.microbatch_size} makes {count} microbatches, but the batch can't be split in "
+                f"time: {self.graph.why_not_separable}. Give microbatch_size={self.request.global_batch // config.dp}."
+            )
+        batch = self.request.global_batch // count
+        too_many = {d for d in (config.for_block(i, config.devices).dp for i in range(len(blocks))) if batch % d}
+        if too_many:
+            raise ConfigError(
+                f"layers: a global microbatch of dp*microbatch_size = {batch} sequences can't be split over dp = "
+                f"{max(too_many)}; give microbatch_size={max(too_many) * config.microbatch_size // config.dp} or more."
+            )
+        if config.pp > 1:
+            return self._pipelines(limit, Known(self.pricer)).configured(config, count)
+        mesh = config_mesh(config, len(blocks))
+        pins = [
+            pins_of(config, blocks.index(i) if i in blocks else None, mesh, len(blocks))
+            for i in range(len(self.graph.layers))
+        ]
+        runs = layer_runs(self.graph, pins)
+        setting = Setting(mesh, batch, count)
+        budget = Budget(limit, self.request.policy, self.request.optimizer)
+        return StageScenario(runs, setting, self.pricer, budget, RelayoutPrices(self.pricer, mesh), Known(self.pricer))
+
+
+def _refuse_unmatched(constraints: Sequence[Constraint], graph: OpGraph) -> None:
+    """Say which patterns name no module that computes anything."""
+    layers = range(len(graph.layers))
+    mistakes = [
+        f"constraint {c.pattern}:{c.key}: no module of the model has such a name; its layers are "
+        f"{', '.join(layer.name for layer in graph.layers[:4])}, ..."
+        for c in constraints
+        if c.pattern and not any(covered_ops(c, graph, i) for i in layers)
+    ]
+    if mistakes:
+        raise ConfigError(*mistakes)
+
+
+def _refuse_unsupported(config: ManualConfig) -> None:
+    """Say which keys this version can't plan."""
+    wanted = {
+        "cp": 1,
+        "ep": 1,
+        "offload": "none",
+        "zero_group": "all",
+    }
+    mistakes = [
+        f"{key}={getattr(config, key)}: not supported in this version; give {value or 'nothing'}"
+        for key, value in wanted.items()
+        if getattr(config, key) != value
+    ]
+    if config.framework != "autopar":
+        mistakes.append(f"framework={config.framework}: predicted by `estimate` only; give autopar to plan")
+    if mistakes:
+        raise ConfigError(*mistakes)
