@@ -84,6 +84,19 @@ class Plan:
         require_fit(found, where)
         return Plan(found)
 
+    def changed_from(self, cluster: str, changes: str, profile: str | Path | None = None) -> Plan:
+        """This plan, made for a changed `cluster`, with what it takes there as it is among what is assumed."""
+        from autopar.formulate.recost import recost
+        from autopar.ranks import find_cluster, pricing
+
+        with pricing(find_cluster(cluster), profile) as pricer:
+            usual_s = recost(self.record, pricer).step_time_s
+        share = self.record.step_time_s / usual_s - 1
+        said = (
+            f"{cluster} with {changes}: as it is, this plan would take {usual_s:.4g} s a step there ({share:+.1%} here)"
+        )
+        return Plan(replace(self.record, assumptions=(*self.record.assumptions, said)))
+
     def explain(self) -> str:
         """What was asked, chosen and predicted, and why, in text."""
         from autopar.report.explain import explain

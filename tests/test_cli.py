@@ -17,7 +17,8 @@ COMMANDS = {
     "--profile --top --allow-inexact --what-if --seed --time-limit -o --report --timeline --json",
     "estimate": "--cluster --global-batch --config --seq-len --dtype --optimizer --memory-limit --profile --straggler "
     "--timeline --json",
-    "scale": "--devices --device --global-batch",
+    "scale": "--devices --device --global-batch --seq-len --dtype --optimizer --memory-limit --constraint --objective "
+    "--profile --json",
     "validate": "--report --json",
     "validate-ops": "--fit --exclude-device --report --json",
     "profile": "--cluster --global-batch --device -o",

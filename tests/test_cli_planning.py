@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from autopar.scaling import sizes
 from tests.test_cli import run
 
 SMALL = "gpt:layers=2,hidden=64,heads=2,vocab=128,seq=32"
@@ -90,6 +91,9 @@ def test_untraceable_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
         (["plan", SMALL, *WHERE, "--constraint", "colour=2"], "colour"),
         (["plan", SMALL, *WHERE, "--memory-limit", "much"], "much"),
         (["plan", SMALL, *WHERE, "--what-if", "network=fast"], "network=fast"),
+        (["plan", SMALL, *WHERE, "--objective", "cost_per_token"], "has no price_per_hour"),
+        (["scale", SMALL, "--devices", "64..8", "--device", "a100", "--global-batch", "8"], "devices='64..8'"),
+        (["scale", SMALL, "--devices", "20", "--device", "a100", "--global-batch", "8"], "multiple of the 8 devices"),
         (["estimate", SMALL, *WHERE, "--config", "dp=3"], "dp*tp*cp*pp = 3*1*1*1 = 3, but 2 devices"),
         (["estimate", SMALL, *WHERE, "--config", "dp=2,colour=2"], "unknown key 'colour'"),
     ],
@@ -103,11 +107,38 @@ def test_mistakes_of_planning(capsys: pytest.CaptureFixture[str], arguments: lis
 
 
 def test_what_if_changes_the_prediction(capsys: pytest.CaptureFixture[str]) -> None:
-    """Halving the compute rate makes the same plan slower."""
+    """With a hundredth of the compute rate a plan is slower, and says what it takes on the cluster as it is."""
     config = ("--config", "dp=2", "--json")
     _, usual, _ = run(capsys, "plan", SMALL, *WHERE, *config)
     _, slower, _ = run(capsys, "plan", SMALL, *WHERE, *config, "--what-if", "compute=0.01")
-    assert json.loads(slower)["step_time_s"] > json.loads(usual)["step_time_s"]
+    before, after = json.loads(usual), json.loads(slower)
+    assert after["step_time_s"] > before["step_time_s"]
+    assert after["request"]["cluster"] == "2xa100-80gb with compute=0.01"
+    (said,) = (text for text in after["assumptions"] if "as it is" in text)
+    assert f"{before['step_time_s']:.4g} s a step" in said
+
+
+def test_scale(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each size has the plan that planning finds for it; the return is what the devices added bring."""
+    where = ("--device", "a100-80gb", "--global-batch", "8")
+    code, out, err = run(capsys, "scale", SMALL, "--devices", "1..2", *where, "--json")
+    one, two = json.loads(out)["sizes"]
+    assert (code, one["devices"], two["devices"], one["marginal_return"]) == (0, 1, 2, None)
+    assert "planning 2xa100-80gb" in err
+    _, out, _ = run(capsys, "plan", SMALL, *WHERE, "--json")
+    assert two["plan"]["step_time_s"] == json.loads(out)["step_time_s"]
+    rates = [1 / size["plan"]["step_time_s"] for size in (one, two)]
+    assert two["marginal_return"] == pytest.approx((rates[1] - rates[0]) / rates[0])
+
+
+def test_scale_says_what_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    """A size without a plan has the reason in its place; sizes double up to the last."""
+    where = ("--device", "a100-80gb", "--global-batch", "8", "--memory-limit", "64KiB")
+    code, out, _ = run(capsys, "scale", SMALL, "--devices", "1", *where)
+    assert code == 0
+    assert "memory is the binding limit" in " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= 80
+    assert (sizes("8..64"), sizes("8..48"), sizes("3")) == ([8, 16, 32, 64], [8, 16, 32, 48], [3])
 
 
 def test_diff_and_check(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,10 @@ MemoryLimit: TypeAlias = Annotated[
 ConfigText: TypeAlias = Annotated[
     str | None, typer.Option("--config", help="A hand-written plan such as dp=8,tp=8,microbatch_size=1,zero=1.")
 ]
+Constraints: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--constraint", metavar="<str>", help="[PATTERN:](KEY=VALUE | replicate); repeat for more."),
+]
 ProfileFile: TypeAlias = Annotated[
     Path | None, typer.Option("--profile", help="Measured times, a file written by `autopar profile -o`.")
 ]

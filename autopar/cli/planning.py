@@ -22,6 +22,7 @@ from autopar.cli.answer import (
 from autopar.cli.options import (
     ClusterName,
     ConfigText,
+    Constraints,
     DtypeName,
     GlobalBatch,
     Json,
@@ -46,10 +47,7 @@ def plan(
     optimizer: OptimizerName = "adamw",
     memory_limit: MemoryLimit = None,
     config: ConfigText = None,
-    constraint: Annotated[
-        list[str] | None,
-        typer.Option("--constraint", metavar="<str>", help="[PATTERN:](KEY=VALUE | replicate); repeat for more."),
-    ] = None,
+    constraint: Constraints = None,
     objective: ObjectiveName = "step_time",
     profile: ProfileFile = None,
     top: Annotated[int, typer.Option("--top", min=1, help="How many plans to show.")] = 1,
@@ -92,6 +90,8 @@ def plan(
             seed=seed,
             time_limit_s=time_limit,
         )
+        if what_if:
+            found = found.changed_from(cluster, what_if, profile)
         write(found, output, timeline, report)
         return Answer(found.explain(), found.to_json(), as_json)
 
@@ -139,11 +139,31 @@ def scale(
     devices: Annotated[str, typer.Option("--devices", help="First and last size, such as 8..4096.")],
     device: Annotated[str, typer.Option("--device", help="A name from `autopar devices`.")],
     global_batch: GlobalBatch,
+    seq_len: SeqLen = None,
+    dtype: DtypeName = "bf16",
+    optimizer: OptimizerName = "adamw",
+    memory_limit: MemoryLimit = None,
+    constraint: Constraints = None,
+    objective: ObjectiveName = "step_time",
+    profile: ProfileFile = None,
     as_json: Json = False,
 ) -> Answer:
-    """Show the best plan by size of the cluster."""
-    del model, devices, device, global_batch, as_json
-    unavailable("scale", "run `autopar plan` for each size")
+    """Show the best plan by size of the cluster, doubled from the first to the last."""
+    from autopar.asked import Asked
+    from autopar.report.scale import scale_text
+    from autopar.scaling import cluster_name, scale, sizes
+
+    counts = sizes(devices)
+    cluster_of(cluster_name(counts[0], device), None)
+    with work():
+        loaded = load(model, seq_len)
+        inputs = loaded.pop("example_inputs")
+        asked = Asked(
+            **loaded, cluster="", global_batch=global_batch, dtype=dtype, optimizer=optimizer,
+            memory_limit=memory_limit, constraints=tuple(constraint or ()), objective=objective,
+        )  # fmt: skip
+        found = list(scale(asked, inputs, counts, device, profile=profile, say=say))
+    return Answer(scale_text(found), {"sizes": [size.to_json() for size in found]}, as_json)
 
 
 def search(

@@ -20,7 +20,7 @@ from autopar.formulate.config import ManualConfig
 from autopar.formulate.kinds import kind_of
 from autopar.formulate.leanest import leanest, size_text, tightest_stage
 from autopar.formulate.scenario import SolvedScenario
-from autopar.formulate.sizes import PER_DEVICE, Searched, Sizes, searched
+from autopar.formulate.sizes import NO_SLOWER, PER_DEVICE, Searched, Sizes, searched
 from autopar.formulate.space import Space
 from autopar.graph import OpGraph
 from autopar.plan import Fingerprint, PlanRecord, Request
@@ -88,7 +88,7 @@ class Planner:
             for answer in ([one.answer.best] if one.answer.best else []) + list(one.answer.alternatives)
         ]
         kinds: dict[object, tuple[Solved, float]] = {}
-        for number, (_, devices, solved) in enumerate(sorted(found, key=lambda f: f[0])):
+        for number, (_, devices, solved) in enumerate(sorted(found, key=_less_with_fewer)):
             kind = (devices, kind_of(solved)) if top > 1 else number
             kinds.setdefault(kind, (solved, bound / self._weight(devices)))
         return list(kinds.values())[:top]
@@ -158,6 +158,12 @@ class Planner:
             f"a device{tightest_stage(scenario)}, the limit is {size_text(self.limit_bytes)}. The smallest change that "
             f"would do: a memory limit of {size_text(least)}, or more devices."
         )
+
+
+def _less_with_fewer(found: tuple[float, int, Solved]) -> float:
+    """The objective, with a preference too small to show for fewer devices."""
+    objective, devices, _ = found
+    return objective * (1 + NO_SLOWER * devices / (devices + 1))
 
 
 def _largest(tried: Sequence[Searched]) -> Searched:

@@ -23,6 +23,10 @@ PER_DEVICE = ("tokens_per_s_per_device", "cost_per_token", "energy_per_token")
 """Objectives in which a device that is left idle costs nothing: all are best where device-seconds are fewest."""
 PROMISING = 0.6
 """Fewer nodes are looked at where a plan of this share of the highest rate would be faster on them."""
+NO_SLOWER = 1e-6
+"""What a plan on fewer devices may be slower, as a share, to count as as fast: sums differ by rounding."""
+NEAR = 1.02
+"""How near the least memory is come to."""
 PATIENCE = 2
 """Sizes without a gain after which no larger one is looked at."""
 
@@ -65,7 +69,7 @@ class Sizes:
     # --- which --------------------------------------------------------------------------------------------------------
 
     def _faster(self, whole: Searched) -> Iterator[Searched]:
-        """Fewer nodes, where they may be faster.
+        """Fewer nodes, where they may be faster, or as fast.
 
         Where batch and devices divide one another that is one node alone, which needs no network: fewer devices send
         no less.
@@ -74,7 +78,7 @@ class Sizes:
         even = batch % whole.devices == 0 or whole.devices % batch == 0
         for devices in self._fewer_nodes()[-1:] if even else self._fewer_nodes():
             if self._least_s(devices) < PROMISING * best_s and monotonic() < self.end_s:
-                found = self._on(devices, best_s)
+                found = self._on(devices, best_s * (1 + NO_SLOWER))
                 best_s = min(best_s, found.best_s)
                 yield found
 
@@ -134,12 +138,22 @@ class Sizes:
         return Searched(devices, scenarios, searched(scenarios, self.top, self.end_s, below_s))
 
     def _least_memory(self, devices: int) -> Searched:
-        """The fastest of the plans that hold about as little as can be."""
+        """The fastest of the plans under a limit that is within `NEAR` of one proven too small, by bisection."""
         scenarios = tuple(self.space.searched(devices, self.limit_bytes))
         for scenario in scenarios:
             scenario.first_bound_s()
-        least = leanest(scenarios)[0] if scenarios else inf
-        return self._on(devices, limit_bytes=int(min(least, self.limit_bytes)))
+        low = min((scenario.least_bytes for scenario in scenarios), default=inf)
+        least = leanest(scenarios)[0] if low < inf else inf
+        high = int(min(least, self.limit_bytes))
+        found = self._on(devices, limit_bytes=high)
+        while found.answer.best and high > NEAR * low and monotonic() < self.end_s:
+            middle = int((low + high) / 2)
+            tried = self._on(devices, limit_bytes=middle)
+            if tried.answer.best:
+                found, high = tried, middle
+            else:
+                low = middle
+        return found
 
 
 def searched(scenarios: tuple[AnyScenario, ...], top: int, end_s: float = inf, below_s: float = inf) -> Answer[Solved]:
