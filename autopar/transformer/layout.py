@@ -18,7 +18,8 @@ class Conventions:
     the share of a block that `selective` recomputation runs again; 0 where it is the core of attention alone.
     `whole_batch`: whether the batch isn't split in time where a plan doesn't say, but for a pipeline into as many
     microbatches as stages. `messages`: how many collectives a block's parameters take. `half_states`: whether
-    parameters, gradients and moments all have 16 bits.
+    parameters, gradients and moments all have 16 bits. `extra_state_bytes`: of copies that the optimizer keeps a
+    parameter, sharded as its states are.
     """
 
     name: str
@@ -40,16 +41,20 @@ class Conventions:
     whole_batch: bool = False
     messages: float = 1.0
     half_states: bool = False
+    extra_state_bytes: float = 0.0
 
 
 CLASSIC = Conventions("megatron 2021", False, 22, False, False, 2, 4, False, 0, "none", True)
+CLASSIC_ZERO = replace(CLASSIC, name="megatron deepspeed", held_gradient_bytes=2)
 MODERN = Conventions(
     "megatron core", True, 16, False, True, 4, 4, False, 1, "none", library_attention=True, messages=0.3
 )
-TUNED = replace(MODERN, name="nemo", kernels=14, hides_tp=True, sequence=True)
+TUNED = replace(
+    MODERN, name="nemo", kernels=14, hides_tp=True, sequence=True, gradient_bytes=2, held_gradient_bytes=2
+)
 FSDP = Conventions("fsdp", True, 22, False, True, 4, 4, True, 3, "none", passes=1.5, rerun=0.45, whole_batch=True)
 COMPILED = replace(FSDP, name="fsdp compiled", kernels=12, passes=0.8)
-TORCHTITAN = replace(COMPILED, name="torchtitan", recompute="selective")
+TORCHTITAN = replace(COMPILED, name="torchtitan", recompute="selective", keeps=0.93)
 TORCHTITAN_2025 = replace(TORCHTITAN, lean_loss=True)
 LITGPT = replace(FSDP, name="litgpt", recompute="full", half_states=True)
 TUNED_FSDP = replace(COMPILED, name="automodel", library_attention=True)
@@ -57,7 +62,9 @@ DEEPSPEED = Conventions(
     "deepspeed", True, 30, False, True, 2, 2, False, 3, "none", passes=1.5, rerun=0.45, messages=60, keeps=1.7
 )
 PADDLE = Conventions("paddle", True, 26, False, False, 2, 2, False, 1, "none", passes=1.3, messages=2)
-INTERNEVO = Conventions("internevo", True, 20, False, True, 2, 8, False, 1, "none", passes=1.3, messages=60)
+INTERNEVO = Conventions(
+    "internevo", True, 20, False, True, 2, 2, False, 1, "none", passes=1.3, messages=60, extra_state_bytes=6
+)
 GALVATRON = replace(MODERN, name="galvatron", zero=3, passes=1.5, keeps=1.9, whole_batch=True)
 
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from autopar.cluster import Device
-from autopar.cost.schedule import ORDERS, in_flight
+from autopar.cost.schedule import ORDERS, holdings
 from autopar.cost.schedule import Shape as ScheduleShape
 from autopar.transformer.calls import local_tokens
 from autopar.transformer.dims import Shape
 from autopar.transformer.layout import Layout
 from autopar.transformer.stages import stage_blocks
 
-CONTEXT_BYTES, SLACK, COMMUNICATION_BYTES = 1.5e9, 0.05, 3.0e9
+CONTEXT_BYTES, SLACK, COMMUNICATION_BYTES = 2.0e9, 0.07, 3.0e9
 """What a process holds beside its tensors: driver and libraries, the allocator's holes as a share of tensors, and
 buffers of the collectives' library. Fitted to published totals."""
 
@@ -76,11 +76,12 @@ def stage_bytes(shape: Shape, layout: Layout, group: int) -> Bytes:
     dense, expert = _elements(shape, layout, sum(mine), first=first, last=last)
     parameters, gradients, optimizer, gathered = _states(shape, layout, dense, expert)
     kept, whole = kept_bytes(shape, layout), block_bytes(shape, layout)
-    ways = in_flight_of(layout)
-    activations = sum(n * ways[group + c * layout.pp] * kept for c, n in enumerate(mine))
+    states = saved_states(layout, group)
+    activations = max(sum(n * k for n, k in zip(mine, state, strict=True)) for state in states) * kept
     logits = _logits(shape, layout) if last else 0.0
     rerun = whole if kept < whole else 0.0
-    transient = max(logits, rerun + 0.5 * whole) + gathered
+    joined = 6.0 * local_tokens(shape, layout) * shape.hidden if layout.sequence else 0.0  # inputs made whole again
+    transient = max(logits, rerun + 0.5 * whole + joined) + gathered
     holes = SLACK * (parameters + gradients + optimizer + activations + transient)
     multi = layout.devices > 1
     return Bytes(parameters, gradients, optimizer, activations, transient,
@@ -112,11 +113,11 @@ def _states(shape: Shape, layout: Layout, dense: float, expert: float) -> tuple[
         gathered = max(2 * block * width, shape.embedding_params / layout.tp * width) + block * policy.gradient_bytes
         if layout.pp > 1:  # parameters stay gathered, and gradients whole, until the step ends
             gathered = width * whole + max(0.0, policy.gradient_bytes * whole - 4.0 * sharded)
-        return 4.0 * sharded, 4.0 * sharded, 8.0 * sharded, gathered
+        return 4.0 * sharded, 4.0 * sharded, (8.0 + policy.extra_state_bytes) * sharded, gathered
     master = 0.0 if width == 4.0 else 4.0
     held = policy.held_gradient_bytes if width == 2.0 else 4.0
     gradients = held * (sharded if layout.zero == 2 else whole)
-    return width * whole, gradients, (8.0 + master) * sharded, 0.0
+    return width * whole, gradients, (8.0 + master + policy.extra_state_bytes) * sharded, 0.0
 
 
 def block_bytes(shape: Shape, layout: Layout) -> float:
@@ -130,7 +131,7 @@ def block_bytes(shape: Shape, layout: Layout) -> float:
     per_token = shape.topk if shape.experts else 1
     wide = shape.ffn / (1 if shape.experts and layout.ep > 1 else t)
     fed = per_token * wide * (6 if shape.gated else 4) / (t if shape.experts and layout.ep > 1 else 1)
-    routed = 4.0 * per_token * h / t if shape.experts else 0.0
+    routed = 10.0 * per_token * h / t if shape.experts else 0.0  # sent, received, and put back in order
     total = tokens * (whole + attention + fed + routed) * layout.conventions.keeps
     return total + score_bytes(shape, layout)
 
@@ -158,20 +159,21 @@ def _logits(shape: Shape, layout: Layout) -> float:
     return local_tokens(shape, layout) * shape.vocab / layout.tp * each
 
 
-def in_flight_of(layout: Layout) -> tuple[int, ...]:
-    """Microbatches under way at each stage."""
-    count = layout.num_microbatches
-    if layout.pp == 1:
-        return (1,)
-    if layout.schedule == "dualpipev" or layout.schedule == "zbv":
-        return (min(count, layout.pp),) * layout.pp * layout.chunks
-    return _in_flight(layout.schedule, layout.pp, layout.chunks, count)
+def saved_states(layout: Layout, group: int) -> tuple[tuple[int, ...], ...]:
+    """The fullest states of a group's devices: of how many microbatches each of its chunks holds activations."""
+    count, p = layout.num_microbatches, layout.pp
+    if p == 1:
+        return ((1,),)
+    if layout.schedule in ("dualpipev", "zbv"):  # as many as the first stage of 1F1B has, everywhere
+        return ((min(count, p),) * layout.chunks,)
+    return _saved_states(layout.schedule, p, layout.chunks, count, group)
 
 
 @lru_cache(maxsize=4096)
-def _in_flight(schedule: str, groups: int, chunks: int, count: int) -> tuple[int, ...]:
+def _saved_states(schedule: str, groups: int, chunks: int, count: int, group: int) -> tuple[tuple[int, ...], ...]:
     name = "interleaved" if chunks > 1 else schedule if schedule in ORDERS else "1f1b"
-    count = min(count, 4 * groups)  # beyond that nothing changes
+    if name != "gpipe":
+        count = min(count, 4 * groups)  # beyond that nothing changes
     if name == "interleaved" and count % groups:
         count = max(groups, count - count % groups)
-    return in_flight(ScheduleShape(name, groups, chunks, count))
+    return tuple({holding.saved for holding in holdings(ScheduleShape(name, groups, chunks, count), group)})

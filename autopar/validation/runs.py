@@ -9,7 +9,7 @@ from math import isfinite
 from autopar.cluster import Cluster, DeviceFile, Link
 from autopar.errors import ConfigError
 from autopar.transformer.dims import Shape
-from autopar.transformer.layout import CLASSIC, Conventions, Layout
+from autopar.transformer.layout import Conventions, Layout
 from autopar.validation.public_models import dims_of
 from autopar.validation.words import (
     DTYPES,
@@ -43,6 +43,12 @@ class Run:
     device: DeviceFile
     global_batch: int
     assumed: tuple[str, ...]
+
+    @property
+    def leanest(self) -> Layout:
+        """The layout, recomputed wholly where the row doesn't say how much is."""
+        open_ = any(text.startswith("recompute=") for text in self.assumed)
+        return replace(self.layout, recomputed=1.0) if open_ else self.layout
 
 
 @dataclass
@@ -184,7 +190,7 @@ def _dtype(reader: _Reader, conventions: Conventions, device: DeviceFile) -> str
     if text:
         dtype = value_in("dtype", text, DTYPES)
     else:
-        dtype = "fp16" if conventions is CLASSIC or "bfloat16" not in device.peak_tflops else "bf16"
+        dtype = "fp16" if conventions.dropout or "bfloat16" not in device.peak_tflops else "bf16"
         reader.say(f"dtype={dtype}")
     needed = NARROW.get(dtype, COMPUTE[dtype])
     for name in (COMPUTE[dtype], needed):

@@ -116,7 +116,7 @@ def predict_row(read: ReadRow, constants: Constants, closed: Closed) -> Predicte
         predicted_peak_memory_bytes=held if total else peak.total,
         predicted_component_bytes=None if total else held,
         measured_peak_memory_bytes=weighed, memory_ape=abs(held / weighed - 1) if weighed else None,
-        feasible=fits(peak, run.cluster.device), oom=row.get("oom") == "1" or row.get("status") == "oom",
+        feasible=fits(peak, run.cluster.device) or fits(peak_bytes(run.shape, run.leanest), run.cluster.device), oom=row.get("oom") == "1" or row.get("status") == "oom",
         experts=bool(run.shape.experts), assumed=run.assumed,
     )  # fmt: skip
 

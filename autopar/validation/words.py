@@ -19,7 +19,7 @@ from autopar.transformer.layout import Conventions
 
 FRAMEWORKS: Mapping[str, Conventions] = {
     "megatron": layout.MODERN, "megatron lm": layout.MODERN, "megatron core": layout.MODERN, "mcore": layout.MODERN,
-    "pai megatron": layout.MODERN, "megatron deepspeed": layout.CLASSIC, "megatron lm 2021": layout.CLASSIC,
+    "pai megatron": layout.MODERN, "megatron deepspeed": layout.CLASSIC_ZERO, "megatron lm 2021": layout.CLASSIC,
     "megatron lm v1": layout.CLASSIC, "megatron lm v2": layout.CLASSIC, "flagscale": layout.MODERN,
     "galvatron": layout.GALVATRON, "colossalai": layout.MODERN, "nanotron": layout.MODERN, "gpt neox": layout.CLASSIC,
     "nemo": layout.TUNED, "nemo megatron core": layout.TUNED, "megatron bridge": layout.TUNED,
