@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from autopar.emit.module import ParallelModule
     from autopar.formulate.planner import Planner
+    from autopar.transformer.dims import Shape
     from autopar.verify import VerifyReport
 
 
@@ -139,7 +140,7 @@ def plan(
 
 
 def estimate(
-    model: nn.Module,
+    model: nn.Module | Shape,
     example_inputs: Inputs,
     *,
     cluster: Cluster | str | Path,
@@ -155,6 +156,7 @@ def estimate(
 ) -> Plan:
     """Predict a hand-written plan. What does not fit the memory comes back with `feasible` False and all figures.
 
+    Under another framework than autopar's (`config.framework`) a transformer may also be given by its dimensions.
     Raises ConfigError on bad arguments and on what can't be run, TraceError.
     """
     asked = Asked(
@@ -274,12 +276,14 @@ def _under_framework(
     profile: str | Path | None,
 ) -> Plan:
     """Predict a plan that another framework runs."""
-    from autopar.frameworks import NARROW, predict
+    from autopar.frameworks import NARROW, predict, shape_of
+    from autopar.transformer.dims import Shape
 
     if loss_fn is not None or profile is not None:
         raise ConfigError(f"framework={config.framework}: predicted without loss_fn and profile; leave them out")
     request, cluster = replace(asked, dtype="bf16" if asked.dtype in NARROW else asked.dtype).checked()
-    return Plan(predict(asked.model, example_inputs, config, request, cluster, asked.dtype))
+    shape = asked.model if isinstance(asked.model, Shape) else shape_of(asked.model, example_inputs)
+    return Plan(predict(shape, config, request, cluster, asked.dtype))
 
 
 def _require_device(record: PlanRecord) -> None:

@@ -18,6 +18,7 @@ from autopar.errors import ConfigError
 from autopar.formulate.config import ManualConfig
 from autopar.graph import REPLICATE
 from autopar.plan import Fingerprint, LayerStrategy, MeshAxis, PlanRecord, Request, StagePlan
+from autopar.trace.dimspec import parse_dims
 from autopar.transformer.constants import shipped_constants
 from autopar.transformer.dims import Shape
 from autopar.transformer.layout import DEEPSPEED, FSDP, MODERN, Conventions, Layout
@@ -36,12 +37,9 @@ NARROW = {"fp8": "float8_e4m3fn", "mxfp8": "float8_e4m3fn", "nvfp4": "float4_e2m
 COMPUTE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
-def predict(
-    model: nn.Module, inputs: Any, config: ManualConfig, request: Request, cluster: Cluster, dtype: str
-) -> PlanRecord:
-    """The record of an estimate. Raises ConfigError where the model has no dimensions, or what can't be predicted."""
+def predict(shape: Shape, config: ManualConfig, request: Request, cluster: Cluster, dtype: str) -> PlanRecord:
+    """The record of an estimate. Raises ConfigError where it can't be predicted."""
     began = time.process_time()
-    shape = shape_of(model, inputs)
     layout = layout_of(config, shape, cluster, request.global_batch, dtype)
     taken = step_time(costs_of(shape, layout, cluster), shipped_constants())
     held = peak_bytes(shape, layout)
@@ -49,6 +47,17 @@ def predict(
 
 
 # --- the model ------------------------------------------------------------------------------------------------------
+
+
+def shape_of_spec(spec: str, seq_len: int | None) -> Shape:
+    """The dimensions that `gpt:...` or `llama:...` gives, those of experts included. Raises ConfigError."""
+    dims = parse_dims(spec, seq_len, experts=True)
+    gpt = dims["family"] == "gpt"
+    return Shape(
+        dims["layers"], dims["hidden"], dims["heads"], dims["kv_heads"], dims["head_dim"],
+        dims["moe_ffn"] if dims["experts"] else dims["ffn"], dims["vocab"], dims["seq"], dims["gated"], dims["tied"],
+        bias=gpt, positions=gpt, experts=dims["experts"] if dims["experts"] > 1 else 0, topk=dims["topk"],
+    )  # fmt: skip
 
 
 def shape_of(model: nn.Module, inputs: Any) -> Shape:
@@ -203,9 +212,11 @@ def _stages(shape: Shape, layout: Layout) -> list[StagePlan]:
     degrees = (layout.dp, layout.cp, layout.tp)
     sizes = [size for size in degrees if size > 1]
     mesh = tuple(MeshAxis(f"d{i}", size, prod(sizes[i + 1 :])) for i, size in enumerate(sizes))
-    splits = [split for size, split in zip(degrees, (0, 1, REPLICATE), strict=True) if size > 1]
+    crossing = 1 if layout.sequence else REPLICATE
+    splits = tuple(split for size, split in zip(degrees, (0, 1, crossing), strict=True) if size > 1)
+    heads = tuple(factor for size, factor in zip(degrees, ("", "", "heads"), strict=True) if size > 1)
     recompute = "full" if layout.recomputed else "selective" if layout.selective else "none"
-    strategy = LayerStrategy(tuple(splits), tuple(splits), {}, {}, layout.zero, recompute)
+    strategy = LayerStrategy(splits, splits, {"attention": heads}, {}, layout.zero, recompute)
     found, first = [], 0
     blocks, width = stage_blocks(shape, layout), prod(degrees)
     for number, count in enumerate(blocks):

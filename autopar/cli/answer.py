@@ -61,6 +61,17 @@ def load(spec: str, seq_len: int | None) -> dict[str, Any]:
     return {"model": loaded.model, "example_inputs": loaded.inputs, "name": loaded.name}
 
 
+def outlined(spec: str, seq_len: int | None) -> dict[str, Any]:
+    """As `load`, but dims stay dims: what is predicted from them alone needs no model."""
+    from autopar.trace.dimspec import FAMILIES
+
+    if spec.partition(":")[0] not in FAMILIES:
+        return load(spec, seq_len)
+    from autopar.frameworks import shape_of_spec
+
+    return {"model": shape_of_spec(spec, seq_len), "example_inputs": {}, "name": spec}
+
+
 def cluster_of(name: str, changes: str | None) -> Any:
     """The cluster of `--cluster`, changed by `--what-if`; `local` is left to planning, which knows the job."""
     if name == "local":

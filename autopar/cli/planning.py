@@ -13,6 +13,7 @@ from autopar.cli.answer import (
     cluster_of,
     config_of,
     load,
+    outlined,
     require_plotly,
     say,
     unavailable,
@@ -121,7 +122,7 @@ def estimate(
         from autopar import api
 
         found = api.estimate(
-            **load(model, seq_len),
+            **(outlined(model, seq_len) if wanted.framework != "autopar" else load(model, seq_len)),
             cluster=where,
             global_batch=global_batch,
             config=wanted,

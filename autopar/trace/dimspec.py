@@ -8,12 +8,15 @@ from autopar.errors import ConfigError
 
 REQUIRED = ("layers", "hidden", "heads", "vocab")
 OPTIONAL = ("ffn", "kv_heads", "head_dim", "tied", "gated", "experts", "topk", "moe_ffn", "seq")
+EXPERT_KEYS = ("experts", "topk", "moe_ffn")
 FAMILIES = {"gpt": {"tied": 1, "gated": 0}, "llama": {"tied": 0, "gated": 1}}
 DEFAULT_SEQ = 2048
 
 
-def parse_dims(spec: str, seq_len: int | None = None) -> dict[str, Any]:
+def parse_dims(spec: str, seq_len: int | None = None, *, experts: bool = False) -> dict[str, Any]:
     """Keyword arguments of `Dims` from a specification; `seq_len` wins over its `seq`.
+
+    With `experts` also `experts`, `topk` and `moe_ffn`, which `Dims` doesn't have (0 where there are none).
 
     Raises ConfigError with every unknown key, value that is no positive whole number, missing key and misfit.
     """
@@ -25,14 +28,18 @@ def parse_dims(spec: str, seq_len: int | None = None) -> dict[str, Any]:
     missing = [k for k in REQUIRED if k not in given]
     if missing:
         mistakes.append(f"{spec}: {', '.join(missing)} missing; give {', '.join(f'{k}=N' for k in missing)}")
-    mistakes += [
-        f"{spec}: {k}= is not supported yet; leave it out" for k in ("experts", "topk", "moe_ffn") if k in given
-    ]
+    mixed = () if experts else [k for k in EXPERT_KEYS if k in given]
+    mistakes += [f"{spec}: {k}= is predicted only (`estimate` with a framework); leave it out" for k in mixed]
+    if experts and "experts" not in given:
+        mistakes += [f"{spec}: {k}= needs experts=; give it, or leave {k} out" for k in EXPERT_KEYS if k in given]
     if seq_len is not None and seq_len < 1:
         mistakes.append(f"sequence length {seq_len}: must be at least 1")
     if missing or family not in FAMILIES:
         raise ConfigError(*mistakes)
     found = _filled(family, given, seq_len)
+    if experts:
+        found |= {"experts": given.get("experts", 0), "topk": given.get("topk", 2 if "experts" in given else 0)}
+        found["moe_ffn"] = given.get("moe_ffn", found["ffn"])
     mistakes += [f"{spec}: {m}" for m in _misfits(found, given)]
     if mistakes:
         raise ConfigError(*mistakes)

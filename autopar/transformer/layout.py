@@ -49,9 +49,7 @@ CLASSIC_ZERO = replace(CLASSIC, name="megatron deepspeed", held_gradient_bytes=2
 MODERN = Conventions(
     "megatron core", True, 16, False, True, 4, 4, False, 1, "none", library_attention=True, messages=0.3
 )
-TUNED = replace(
-    MODERN, name="nemo", kernels=14, hides_tp=True, sequence=True, gradient_bytes=2, held_gradient_bytes=2
-)
+TUNED = replace(MODERN, name="nemo", kernels=14, hides_tp=True, sequence=True, gradient_bytes=2, held_gradient_bytes=2)
 FSDP = Conventions("fsdp", True, 22, False, True, 4, 4, True, 3, "none", passes=1.5, rerun=0.45, whole_batch=True)
 COMPILED = replace(FSDP, name="fsdp compiled", kernels=12, passes=0.8)
 TORCHTITAN = replace(COMPILED, name="torchtitan", recompute="selective", keeps=0.93)

@@ -78,14 +78,24 @@ def read_rows(tables: Sequence[Table]) -> list[ReadRow | PredictedStep]:
 
 
 def _read(row: Mapping[str, str], kind: str) -> ReadRow | PredictedStep:
-    name, source = row.get("row_id", ""), row.get("source_id") or row.get("source", "")
     try:
         run = read_run(row)
         return ReadRow(row, kind, run, costs_of(run.shape, run.layout, run.cluster))
-    except AutoparError as error:
-        return PredictedStep(name, kind, source, skipped_reason=str(error))
-    except (ArithmeticError, ValueError, LookupError) as error:  # one odd row must not end the others
-        return PredictedStep(name, kind, source, skipped_reason=f"can't be predicted: {type(error).__name__}: {error}")
+    except ODD as error:
+        return _skipped(row, kind, error)
+
+
+ODD = (AutoparError, ArithmeticError, ValueError, LookupError, MemoryError)
+"""What one odd row may raise; it must not end the others."""
+
+
+def _skipped(row: Mapping[str, str], kind: str, error: BaseException) -> PredictedStep:
+    reason = str(error) if isinstance(error, AutoparError) else f"can't be predicted: {type(error).__name__}: {error}"
+    return PredictedStep(row.get("row_id", ""), kind, _source(row), skipped_reason=reason)
+
+
+def _source(row: Mapping[str, str]) -> str:
+    return row.get("source_id") or row.get("source", "")
 
 
 def predict_steps(
@@ -93,7 +103,14 @@ def predict_steps(
 ) -> list[PredictedStep]:
     """Predict every row, in order, with the shipped constants unless others are given."""
     known, plain_form = constants or shipped_constants(), closed or shipped_closed()
-    return [r if isinstance(r, PredictedStep) else predict_row(r, known, plain_form) for r in read_rows(tables)]
+    return [r if isinstance(r, PredictedStep) else _predicted(r, known, plain_form) for r in read_rows(tables)]
+
+
+def _predicted(read: ReadRow, constants: Constants, closed: Closed) -> PredictedStep:
+    try:
+        return predict_row(read, constants, closed)
+    except ODD as error:
+        return _skipped(read.row, read.kind, error)
 
 
 def predict_row(read: ReadRow, constants: Constants, closed: Closed) -> PredictedStep:
@@ -105,9 +122,9 @@ def predict_row(read: ReadRow, constants: Constants, closed: Closed) -> Predicte
     held = _held(row, read.kind, run, peak)
     component = row.get("component", "") if read.kind == "memory" else ""
     total = component in ("", "total peak")
-    weighed = _measured_bytes(row)
+    weighed, device = _measured_bytes(row), run.cluster.device
     return PredictedStep(
-        row_id=row.get("row_id", ""), kind=read.kind, source_id=row.get("source_id") or row.get("source", ""),
+        row_id=row.get("row_id", ""), kind=read.kind, source_id=_source(row),
         gpu=run.device.name, group=tuple(row.get(column, "") for column in GROUP),
         plan=tuple(row.get(column, "") for column in PLAN),
         predicted_step_time_s=seconds, measured_step_time_s=measured, estimated=estimated,
@@ -116,7 +133,8 @@ def predict_row(read: ReadRow, constants: Constants, closed: Closed) -> Predicte
         predicted_peak_memory_bytes=held if total else peak.total,
         predicted_component_bytes=None if total else held,
         measured_peak_memory_bytes=weighed, memory_ape=abs(held / weighed - 1) if weighed else None,
-        feasible=fits(peak, run.cluster.device) or fits(peak_bytes(run.shape, run.leanest), run.cluster.device), oom=row.get("oom") == "1" or row.get("status") == "oom",
+        feasible=fits(peak, device) or fits(peak_bytes(run.shape, run.leanest), device),
+        oom=row.get("oom") == "1" or row.get("status") == "oom",
         experts=bool(run.shape.experts), assumed=run.assumed,
     )  # fmt: skip
 

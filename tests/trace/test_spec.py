@@ -66,7 +66,7 @@ def test_misfits_and_unsupported() -> None:
         load_model("gpt:layers=1,hidden=65,heads=4,vocab=10")
     with pytest.raises(ConfigError, match=r"heads=4.*kv_heads=3"):
         load_model("llama:layers=1,hidden=64,heads=4,kv_heads=3,vocab=10")
-    with pytest.raises(ConfigError, match="experts= is not supported yet"):
+    with pytest.raises(ConfigError, match="experts= is predicted only"):
         load_model("llama:layers=1,hidden=64,heads=4,vocab=10,experts=8")
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from autopar.cli.main import _run
 from autopar.cluster import load_cluster
 from autopar.errors import ConfigError
 from autopar.formulate.config import ManualConfig
-from autopar.frameworks import layout_of
+from autopar.frameworks import layout_of, shape_of, shape_of_spec
 from autopar.rows import STEP_KINDS, read_tables
 from autopar.transformer.constants import Constants, shipped_constants
 from autopar.transformer.dims import Shape
@@ -241,3 +242,38 @@ def test_configurations_that_cannot_be(config: str, said: str) -> None:
     """What can't be laid out, or isn't predicted, is an error that names it."""
     with pytest.raises(ConfigError, match=said):
         layout(config)
+
+
+def test_estimate_under_a_framework(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command predicts what autopar doesn't run: the contract's keys, bytes that add up, and the same seconds."""
+    spec = "llama:layers=4,hidden=1024,heads=16,vocab=32000,experts=8,topk=2"
+    config = "dp=4,tp=2,ep=4,zero=1,framework=megatron"
+    arguments = ["--cluster", "8xh100-80gb", "--global-batch", "8", "--config", config]
+    arguments += ["--dtype", "fp8", "--seq-len", "512"]
+    assert _run(["estimate", spec, *arguments, "--json"], debug=True) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["runnable"] is False
+    assert found["exact"] is True
+    assert found["peak_memory_bytes"] == sum(found["memory_by_category"].values())
+    assert found["num_params"] == shape_of_spec(spec, 512).num_params
+    shape, where = shape_of_spec(spec, 512), load_cluster("8xh100-80gb")
+    plan = layout_of(ManualConfig.parse(config), shape, where, 8, "fp8")
+    alone = step_time(costs_of(shape, plan, where), shipped_constants())
+    assert found["step_time_s"] == pytest.approx(alone.step_time_s)
+    assert _run(["estimate", spec, *arguments], debug=True) == 0
+    assert "tensor 2 ways" in capsys.readouterr().out
+
+
+def test_dimensions_of_models() -> None:
+    """A model's own dims, and a transformers configuration, give the same shape; what has none is refused."""
+    from torch import nn
+
+    from autopar.trace.spec import load_model
+
+    spec = "llama:layers=2,hidden=64,heads=4,kv_heads=2,ffn=128,vocab=256"
+    loaded = load_model(spec, seq_len=32)
+    assert shape_of(loaded.model, loaded.inputs) == shape_of_spec(spec, 32)
+    counted = sum(parameter.numel() for parameter in loaded.model.parameters())
+    assert shape_of_spec(spec, 32).num_params == counted
+    with pytest.raises(ConfigError, match="framework=autopar"):
+        shape_of(nn.Linear(2, 2), loaded.inputs)
