@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from autopar.emit.build import emit, emit_alone
 from autopar.emit.example import random_batch
 from autopar.emit.materialize import values
+from autopar.emit.rows import slice_rows
 from autopar.graph import OpGraph
 from autopar.plan import PlanRecord
 from autopar.trace.capture import trace
@@ -97,7 +98,7 @@ def verify(
     inputs = bind(model, example_inputs)
     batch = random_batch(graph, inputs.tensors, plan.request.global_batch, seed, device)
     pm = emit(plan, graph, model, device=device)
-    args, kwargs = _rows(graph, inputs, batch, pm.data_parallel_rank, pm.data_parallel_size)
+    args, kwargs = _rows(graph, inputs, batch, pm.data_parallel_rows())
     ours = _train(pm, lambda: pm.train_step(*args, **kwargs), steps)
     first = plan.stages[0].devices[0]
     report: list[VerifyReport | None] = [None]
@@ -111,14 +112,13 @@ def verify(
 
 
 def _rows(
-    graph: OpGraph, inputs: BoundInputs, batch: list[Tensor], rank: int | None, ways: int
+    graph: OpGraph, inputs: BoundInputs, batch: list[Tensor], rows: range | None
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments for this rank's rows of the batch; none on an idle rank."""
-    if rank is None:
+    """Arguments for these rows of the batch; none on an idle rank."""
+    if rows is None:
         return [], {}
-    dims = [graph.values[name].batch_dim for name in graph.inputs]
-    rows = [t if dim is None else t.chunk(ways, dim)[rank] for t, dim in zip(batch, dims, strict=True)]
-    args, kwargs, extra = inputs.call(rows)
+    own = slice_rows(dict(zip(graph.inputs, batch, strict=True)), graph, rows)
+    args, kwargs, extra = inputs.call(list(own.values()))
     return args, kwargs | extra
 
 
@@ -184,7 +184,7 @@ def _reference(
     """What to compare with: a description, the module, and what does forward and backward."""
     if model.training and any("dropout" in op.target for c in graph.classes for op in c.ops):
         alone = emit_alone(plan, graph, model, device=device)
-        args, kwargs = _rows(graph, inputs, batch, 0, 1)
+        args, kwargs = _rows(graph, inputs, batch, alone.data_parallel_rows())
         return (
             "autopar's own plan for one device, as the model drops out",
             alone,

@@ -19,9 +19,10 @@ from autopar.emit.groups import StageGroups
 from autopar.emit.inputs import Names
 from autopar.emit.joined import join, stage_alone
 from autopar.emit.loss_weights import EqualWeights, Weights, microbatch_weights
-from autopar.emit.module import ParallelModule, Rows, Runtime
+from autopar.emit.module import ParallelModule, Runtime
 from autopar.emit.parameters import local
 from autopar.emit.pipeline import PipelinedStage
+from autopar.emit.rows import Rows
 from autopar.emit.stage import Builder
 from autopar.errors import EmitError, PlanError
 from autopar.graph import OpGraph
@@ -106,7 +107,7 @@ def _rows(builder: Builder, loss: str) -> Rows:
     if loss == "global":
         visits, programs = zip(*((p.visit, p.program) for p in builder.placements), strict=True)
         weights = microbatch_weights(builder.graph, visits, programs, builder.arrival, builder.groups)
-    return Rows(builder.groups, builder.placements[0].data_axes, weights)
+    return Rows(builder.groups, builder.placements[0].data_axes, weights, builder.record.global_microbatch)
 
 
 def fill(runtimes: Sequence[Runtime], wholes: Iterable[tuple[str, Tensor]], aliases: Mapping[str, str]) -> None:

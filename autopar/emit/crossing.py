@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -12,8 +12,9 @@ from torch import Tensor
 
 from autopar.emit.route import crossing_layout
 from autopar.errors import PlanError
-from autopar.graph import REPLICATE, Layout, OpGraph, layout_text, local_shape
+from autopar.graph import REPLICATE, Layout, OpGraph, TensorSpec, axes_of, is_even, layout_text, local_shape, unit_of
 from autopar.plan import StagePlan, expanded, prime_sizes
+from autopar.shard.cuts import Spot
 
 
 def mesh_sizes(stage: StagePlan) -> tuple[int, ...]:
@@ -22,11 +23,54 @@ def mesh_sizes(stage: StagePlan) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """How layouts of several stages are compared: as they are where all have the same mesh, else over prime factors."""
+
+    primes: bool
+
+    @classmethod
+    def of(cls, stages: Sequence[StagePlan]) -> Comparison:
+        """The comparison for the stages of a pipeline."""
+        return cls(len({mesh_sizes(stage) for stage in stages}) > 1)
+
+    def sizes(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """The axes that layouts over axes of `sizes` are compared on."""
+        return prime_sizes(sizes) if self.primes else sizes
+
+    def layout(self, layout: Layout, sizes: tuple[int, ...]) -> Layout:
+        """`layout` over these axes."""
+        return expanded(layout, sizes) if self.primes else layout
+
+    def elsewhere(self, layout: Layout, sizes: tuple[int, ...], other: tuple[int, ...], what: str) -> Layout:
+        """`layout` over a mesh of `sizes` as one over the axes that a mesh of `other` sizes is compared on.
+
+        Raises PlanError where the factors differ in order and the layout is not whole everywhere.
+        """
+        if self.sizes(sizes) == self.sizes(other):
+            return self.layout(layout, sizes)
+        if all(p == REPLICATE for p in layout):
+            return (REPLICATE,) * len(prime_sizes(other))
+        raise PlanError(
+            f"{what} lies as {layout_text(layout)!r} on a mesh of {sizes} and is needed on one of {other}: their prime "
+            f"factors differ, so no two ranks hold the same shard. Make the plan anew."
+        )
+
+    def check(self, spec: TensorSpec, batch: int, layout: Layout, sizes: tuple[int, ...], what: str) -> None:
+        """Raise PlanError where a value is split unevenly: the prime factors of an axis may cut it elsewhere."""
+        for dim, extent in enumerate(spec.shape) if self.primes else ():
+            if not is_even(extent.at(batch), unit_of(extent), [sizes[a] for a in axes_of(layout, dim)]):
+                raise PlanError(
+                    f"{what}: dim {dim} of {extent.at(batch)} does not divide on a mesh of {sizes}, and stages have "
+                    f"other meshes. Choose a batch that divides, or one mesh for all stages."
+                )
+
+
+@dataclass(frozen=True)
 class Port:
     """Stage `number` of a pipeline: layouts of what it `receives` from the stage before and `sends` to the next.
 
-    Layouts are over the prime factors of its mesh axes, `sizes`. The model's own inputs are no part of it: every rank
-    is given them. The last stage sends the loss, to nobody.
+    Layouts are over the axes of `sizes` that stages are compared on. The model's own inputs are no part of it: every
+    rank is given them. The last stage sends the loss, to nobody.
     """
 
     number: int
@@ -35,36 +79,40 @@ class Port:
     sends: dict[str, Layout]
 
 
-def plan_ports(graph: OpGraph, stages: tuple[StagePlan, ...]) -> tuple[Port, ...]:
-    """The ports of all stages.
+def plan_ports(graph: OpGraph, stages: tuple[StagePlan, ...], batch: int) -> tuple[Port, ...]:
+    """The ports of all stages, for global microbatches of `batch` samples.
 
     Raises PlanError where two stages want a value that passes between them in different layouts: each rank sends to
     one other.
     """
-    sizes = [prime_sizes(mesh_sizes(stage)) for stage in stages]
-    pairs = [_crossing(graph, before, after) for before, after in pairwise(stages)]
+    both = Comparison.of(stages)
+    sizes = [both.sizes(mesh_sizes(stage)) for stage in stages]
+    pairs = [_crossing(graph, before, after, both, batch) for before, after in pairwise(stages)]
     receives = [{}, *(received for _, received in pairs)]
     sends = [*(sent for sent, _ in pairs), {graph.loss or "": (REPLICATE,) * len(sizes[-1])}]
     return tuple(Port(*each) for each in zip(range(len(stages)), sizes, receives, sends, strict=True))
 
 
-def _crossing(graph: OpGraph, before: StagePlan, after: StagePlan) -> tuple[dict[str, Layout], dict[str, Layout]]:
+def _crossing(
+    graph: OpGraph, before: StagePlan, after: StagePlan, both: Comparison, batch: int
+) -> tuple[dict[str, Layout], dict[str, Layout]]:
     """What `before` sends to `after`, and what `after` receives."""
     main, ours, theirs = graph.cuts[after.first_layer].main, mesh_sizes(before), mesh_sizes(after)
     leaves = before.strategies[before.assignment[-1]].exit
     enters = after.strategies[after.assignment[0]].entry
     names = crossing_names(graph, after.first_layer)
     sent = {n: crossing_layout(graph, main, leaves, n) for n in names}
-    received = {n: expanded(crossing_layout(graph, main, enters, n), theirs) for n in names}
+    received = {n: both.layout(crossing_layout(graph, main, enters, n), theirs) for n in names}
     for name in names:
-        arrives = over_primes(sent[name], ours, theirs, name)
+        both.check(graph.values[name], batch, sent[name], ours, name)
+        arrives = both.elsewhere(sent[name], ours, theirs, name)
         if received[name] != arrives:
             raise PlanError(
                 f"{name} leaves a pipeline stage as {layout_text(arrives)!r} and is to enter the next, in front of "
                 f"layer {graph.layers[after.first_layer].name}, as {layout_text(received[name])!r} (over prime factors "
                 f"of the mesh axes); the two must be equal. Make the plan anew."
             )
-    return {n: expanded(layout, ours) for n, layout in sent.items()}, received
+    return {n: both.layout(layout, ours) for n, layout in sent.items()}, received
 
 
 def crossing_names(graph: OpGraph, first: int) -> tuple[str, ...]:
@@ -74,27 +122,12 @@ def crossing_names(graph: OpGraph, first: int) -> tuple[str, ...]:
     return tuple(n for n in made if n in read and n not in graph.inputs)
 
 
-def over_primes(layout: Layout, sizes: tuple[int, ...], other: tuple[int, ...], what: str) -> Layout:
-    """`layout` over a mesh of `sizes` as one over the prime factors of a mesh of `other` sizes.
-
-    Raises PlanError where the factors differ in order and the layout is not whole everywhere.
-    """
-    if prime_sizes(sizes) == prime_sizes(other):
-        return expanded(layout, sizes)
-    if all(p == REPLICATE for p in layout):
-        return (REPLICATE,) * len(prime_sizes(other))
-    raise PlanError(
-        f"{what} lies as {layout_text(layout)!r} on a mesh of {sizes} and is needed on one of {other}: their prime "
-        f"factors differ, so no two ranks hold the same shard. Make the plan anew."
-    )
-
-
-def placeholders(graph: OpGraph, layouts: Mapping[str, Layout], sizes: tuple[int, ...], batch: int) -> list[Tensor]:
-    """Meta tensors of a rank's shards of values at a global microbatch of `batch`; `sizes` are of prime axes."""
+def placeholders(graph: OpGraph, layouts: Mapping[str, Layout], spot: Spot, batch: int) -> list[Tensor]:
+    """Meta tensors of a rank's shards of values at a global microbatch of `batch`."""
     made = []
     for name, layout in layouts.items():
         spec = graph.values[name]
-        shape = local_shape(spec, batch, layout, sizes)
+        shape = local_shape(spec, batch, layout, spot.sizes, spot.place)
         made.append(torch.empty(shape, dtype=getattr(torch, spec.dtype), device="meta"))
         if spec.requires_grad and made[-1].is_floating_point():
             made[-1].requires_grad_()

@@ -115,7 +115,8 @@ def microbatches(graph: OpGraph, inputs: Mapping[str, Tensor], count: int) -> li
     cut: list[dict[str, Tensor]] = [{} for _ in range(count)]
     for name, tensor in inputs.items():
         dim = graph.values[name].batch_dim
-        parts = [tensor] * count if dim is None or count == 1 else tensor.chunk(count, dim)
+        whole = dim is None or count == 1 or not rows
+        parts = [tensor] * count if whole else tensor.chunk(count, dim or 0)
         for k, part in enumerate(parts):
             cut[k][name] = part
     return cut

@@ -7,17 +7,17 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from autopar.emit.crossing import mesh_sizes, over_primes, plan_ports
+from autopar.emit.crossing import Comparison, mesh_sizes, plan_ports
 from autopar.emit.groups import Axes, StageGroups
 from autopar.emit.loss_weights import EqualWeights, Weights, microbatch_weights
-from autopar.emit.module import Rows
 from autopar.emit.pipeline import Feed, Pipeline
+from autopar.emit.rows import Rows
 from autopar.emit.stage import Builder, Link, arrival_layouts, place_layers
 from autopar.emit.storage import Storage
 from autopar.emit.teams import Teams
 from autopar.errors import PlanError
 from autopar.graph import REPLICATE, Layout, OpGraph
-from autopar.plan import LayerStrategy, PlanRecord, StagePlan, expanded, prime_sizes
+from autopar.plan import LayerStrategy, PlanRecord, StagePlan
 
 
 def stage_alone(graph: OpGraph) -> StagePlan:
@@ -31,26 +31,32 @@ def join(record: PlanRecord, graph: OpGraph, device: torch.device, loss: str) ->
     stages, count, feed = record.stages, record.pp_degree, Feed()
     made: dict[object, StageGroups] = {}
     groups = [made.setdefault((stage.devices, stage.mesh), StageGroups(stage, device)) for stage in stages]
-    links = _links(graph, stages, count, feed)
+    both = Comparison.of(stages)
+    links = _links(graph, stages, count, feed, both, record.global_microbatch)
     builders = [Builder(record, graph, *each) for each in zip(stages, groups, links, strict=True)]
-    _check_tied(builders)
+    _check_tied(builders, both)
     teams = Teams(graph, stages, count)
     rows = _rows(graph, stages[:count], builders[0], teams.team or 0, loss)
     return builders, rows, Pipeline(graph, record, teams, feed, device)
 
 
-def _links(graph: OpGraph, stages: tuple[StagePlan, ...], count: int, feed: Feed) -> list[Link]:
+def _links(
+    graph: OpGraph, stages: tuple[StagePlan, ...], count: int, feed: Feed, both: Comparison, batch: int
+) -> list[Link]:
     first = stages[0]
     arrival = arrival_layouts(graph, place_layers(graph, first)[0].data_axes, len(first.mesh))
     reads = [{n for x in graph.layers[s.first_layer :][: len(s.assignment)] for n in x.params} for s in stages]
     everything = set(graph.params)
     links = []
-    for k, (stage, port) in enumerate(zip(stages, plan_ports(graph, stages), strict=True)):
-        inputs = {n: over_primes(x, mesh_sizes(first), mesh_sizes(stage), f"input {n}") for n, x in arrival.items()}
+    for k, (stage, port) in enumerate(zip(stages, plan_ports(graph, stages, batch), strict=True)):
+        inputs = {}
+        for name, layout in arrival.items():
+            both.check(graph.values[name], batch, layout, mesh_sizes(first), f"input {name}")
+            inputs[name] = both.elsewhere(layout, mesh_sizes(first), mesh_sizes(stage), f"input {name}")
         unread = everything.difference(*reads) if k == 0 else set()
         mine = reads[k] | unread
         before = set().union(*reads[k % count : k : count])
-        links.append(Link(port, inputs, everything - mine, mine & before, feed))
+        links.append(Link(port, inputs, everything - mine, mine & before, feed, both))
     return links
 
 
@@ -62,7 +68,7 @@ def _rows(graph: OpGraph, firsts: tuple[StagePlan, ...], builder: Builder, team:
     if axes:
         for groups in every:
             groups.group(axes)
-    return Rows(every[team], axes, _weights(graph, every[team], axes, loss))
+    return Rows(every[team], axes, _weights(graph, every[team], axes, loss), builder.record.global_microbatch)
 
 
 def _weights(graph: OpGraph, groups: StageGroups, axes: Axes, loss: str) -> Weights:
@@ -75,23 +81,26 @@ def _weights(graph: OpGraph, groups: StageGroups, axes: Axes, loss: str) -> Weig
     return microbatch_weights(graph, visits, programs, arrival, alone, (groups, axes))
 
 
-def _check_tied(builders: list[Builder]) -> None:
+def _check_tied(builders: list[Builder], both: Comparison) -> None:
     """Raise PlanError where stages that hold the same parameter would hold different parts of it at one place."""
     seen: dict[str, Builder] = {}
     for builder in builders:
         for name, storage in builder.storages.items():
             other = seen.setdefault(name, builder)
-            if _lies(storage, builder.groups) != _lies(other.storages[name], other.groups):
+            if other is not builder:
+                spec, sizes = builder.graph.params[name], builder.groups.sizes
+                both.check(spec, 1, storage.layout, sizes, f"parameter {name}")
+            if _lies(storage, builder.groups, both) != _lies(other.storages[name], other.groups, both):
                 raise PlanError(
                     f"parameter {name} is read by two pipeline stages that want different parts of it on each device. "
                     f"Plan with the same split and ZeRO level for both, or untie it."
                 )
 
 
-def _lies(storage: Storage, groups: StageGroups) -> tuple[object, ...]:
-    """How a parameter is cut up, over prime axes: equal where every place holds the same part."""
+def _lies(storage: Storage, groups: StageGroups, both: Comparison) -> tuple[object, ...]:
+    """How a parameter is cut up: equal where every place holds the same part."""
     cut = tuple(max(p, REPLICATE) for p in storage.layout)
     dealt = tuple(int(a in storage.chunk_axes) for a in groups.all_axes)
     if not any(p >= 0 for p in cut) and not any(dealt):
         return ()
-    return prime_sizes(groups.sizes), expanded(cut, groups.sizes), expanded(dealt, groups.sizes)
+    return both.sizes(groups.sizes), both.layout(cut, groups.sizes), both.layout(dealt, groups.sizes)

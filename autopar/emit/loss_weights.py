@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autopar.emit.groups import Axes, StageGroups
+from autopar.emit.inputs import rows_of
 from autopar.emit.program import ProgramCode, outputs_only
 from autopar.emit.route import Route, Visit, plan_route
 from autopar.graph import Layout, LossForm, OpGraph
@@ -39,6 +40,7 @@ class CountedWeights:
 
     def __init__(
         self,
+        graph: OpGraph,
         form: LossForm,
         codes: list[ProgramCode],
         route: Route,
@@ -47,13 +49,13 @@ class CountedWeights:
         own_rows: bool = False,
     ) -> None:
         self._form, self._codes, self._route, self._groups, self._axes = form, codes, route, groups, axes
-        self._ways = groups.ways(axes) if own_rows else 1
+        self._graph, self._own_rows = graph, own_rows
 
     def __call__(self, parts: Sequence[dict[str, Tensor]], batch: int) -> list[float]:
         """The weight of each of `parts`, microbatches of `batch` samples; they sum to 1."""
         if len(parts) == 1:
             return [1.0]
-        counts = torch.stack([self._count(part, batch // self._ways) for part in parts])
+        counts = torch.stack([self._count(part, batch) for part in parts])
         if self._axes:
             dist.all_reduce(counts, group=self._groups.group(self._axes))
         found: list[int] = counts.tolist()
@@ -61,6 +63,7 @@ class CountedWeights:
         return [n / total for n in found] if total else [1 / len(parts)] * len(parts)
 
     def _count(self, part: dict[str, Tensor], batch: int) -> Tensor:
+        batch = rows_of(self._graph, part) if self._own_rows else batch
         (target,) = self._route.run(part, batch, lambda i, inputs: self._codes[i].at(batch, False)(None, *inputs))
         return (target != self._form.ignore_index).sum()
 
@@ -87,8 +90,8 @@ def microbatch_weights(
     route = plan_route(graph, kept, arrival, {GOAL: layout}, groups)
     codes = [ProgramCode(p, groups) for p in cut]
     if rows is not None:
-        return CountedWeights(form, codes, route, rows[1], rows[0], own_rows=True)
-    return CountedWeights(form, codes, route, tuple(a for a, p in enumerate(layout) if p >= 0), groups)
+        return CountedWeights(graph, form, codes, route, rows[1], rows[0], own_rows=True)
+    return CountedWeights(graph, form, codes, route, tuple(a for a, p in enumerate(layout) if p >= 0), groups)
 
 
 GOAL = "<targets of the loss>"

@@ -12,12 +12,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from autopar.emit.groups import Axes, StageGroups
-from autopar.emit.inputs import Names, check_inputs, microbatches, rows_of
+from autopar.emit.groups import StageGroups
+from autopar.emit.inputs import Names, check_inputs, microbatches
 from autopar.emit.layers import StageModule
-from autopar.emit.loss_weights import Weights
 from autopar.emit.parameters import StageParameter, add_gradient, finish_gradients, local, reduce_gradients, refresh
 from autopar.emit.pipeline import Feed, Pipeline
+from autopar.emit.rows import Rows
 from autopar.emit.storage import Storage
 from autopar.emit.torch_private import norms_of, scale_all
 from autopar.errors import EmitError
@@ -41,24 +41,6 @@ class Runtime:
     buffers: dict[str, Tensor]
     steps: tuple[StageParameter, ...]
     kept: tuple[tuple[Storage, nn.Parameter], ...]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Which rows of the global batch a rank is given, and what its microbatches weigh in the loss.
-
-    `groups` is this rank's group of devices as the first stage's mesh has it, `data_axes` those of its axes that the
-    rows are dealt over.
-    """
-
-    groups: StageGroups
-    data_axes: Axes
-    weights: Weights
-
-    @property
-    def ways(self) -> int:
-        """Into how many parts the global batch is dealt."""
-        return self.groups.ways(self.data_axes)
 
 
 class ParallelModule(nn.Module):
@@ -123,6 +105,11 @@ class ParallelModule(nn.Module):
         """Which part of the global batch this rank is to be given; None on an idle rank."""
         return self._rows.groups.index(self._rows.data_axes) if self._runtimes else None
 
+    def data_parallel_rows(self, global_batch: int | None = None) -> range | None:
+        """The rows of a global batch (by default of the plan's size) that this rank is to be given; None if idle."""
+        count = self._record.num_microbatches
+        return self._rows.part(global_batch or self._record.request.global_batch, count) if self._runtimes else None
+
     def train_step(self, *args: Any, **inputs: Any) -> Tensor:
         """Forward and backward over all microbatches; adds the synchronised gradients to `.grad`.
 
@@ -151,9 +138,9 @@ class ParallelModule(nn.Module):
                 "a pipeline runs forward and backward of several microbatches at once, so there is no loss to call "
                 "backward() on. Call train_step(**batch) instead of the module, or plan with pp=1."
             )
-        values = self._values(args, inputs)
+        values, batch = self._rows.deal(self._graph, self._values(args, inputs), 1)
         self._begin()
-        return self._run(values, on_backward=self._synchronise if torch.is_grad_enabled() else None)
+        return self._run(values, batch, on_backward=self._synchronise if torch.is_grad_enabled() else None)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale gradients so that their norm over the whole model is at most `max_norm`; returns the norm before."""
@@ -208,7 +195,7 @@ class ParallelModule(nn.Module):
         for k, (part, weight) in enumerate(zip(feed.parts, feed.weights, strict=True)):
             if not weight:
                 continue  # nothing in it counts, and its own mean would be 0/0
-            loss = self._run(part, k, len(feed.parts)) * weight
+            loss = self._run(part, feed.batch, k, len(feed.parts)) * weight
             if train:
                 loss.backward()
             total += loss.detach()
@@ -222,8 +209,7 @@ class ParallelModule(nn.Module):
             return torch.zeros((), device=self._device, dtype=self._loss_dtype)
         feed = self._feed(args, inputs)
         self._begin()
-        rows = rows_of(self._graph, feed.parts[0])
-        feed.draws = [self._draw(rows, k, len(feed.parts)) for k in range(len(feed.parts))]
+        feed.draws = [self._draw(feed.batch, k, len(feed.parts)) for k in range(len(feed.parts))]
         total = pipeline.run(feed, train)
         if train:
             self._synchronise()
@@ -231,8 +217,9 @@ class ParallelModule(nn.Module):
 
     def _feed(self, args: tuple[Any, ...], inputs: dict[str, Any]) -> Feed:
         """This rank's rows as microbatches, with their weights in the loss."""
-        parts = microbatches(self._graph, self._values(args, inputs), self._record.num_microbatches)
-        batch = rows_of(self._graph, parts[0]) * self.data_parallel_size
+        count = self._record.num_microbatches
+        values, batch = self._rows.deal(self._graph, self._values(args, inputs), count)
+        parts = microbatches(self._graph, values, count)
         return Feed(parts, self._rows.weights(parts, batch), batch=batch)
 
     @contextmanager
@@ -263,15 +250,19 @@ class ParallelModule(nn.Module):
                     module.reshard()
 
     def _run(
-        self, values: dict[str, Tensor], k: int = 0, parts: int = 1, on_backward: Callable[[], None] | None = None
+        self,
+        values: dict[str, Tensor],
+        batch: int,
+        k: int = 0,
+        parts: int = 1,
+        on_backward: Callable[[], None] | None = None,
     ) -> Tensor:
-        """The loss of microbatch `k` of `parts`."""
-        (runtime,), rows = self._active(), rows_of(self._graph, values)
-        draw = self._draw(rows, k, parts)
-        loss: Tensor = runtime.stage(values, rows * self.data_parallel_size, draw, on_backward)
+        """The loss of microbatch `k` of `parts`, of `batch` samples."""
+        (runtime,) = self._active()
+        loss: Tensor = runtime.stage(values, batch, self._draw(batch, k, parts), on_backward)
         return loss
 
-    def _draw(self, rows: int, k: int, parts: int) -> Tensor | None:
+    def _draw(self, batch: int, k: int, parts: int) -> Tensor | None:
         """Seed of this step, then the number in the global batch of each sample of a global microbatch.
 
         None where nothing is drawn.
@@ -279,9 +270,7 @@ class ParallelModule(nn.Module):
         if not (self.training and any(runtime.stage.draws for runtime in self._runtimes)):
             return None
         seed = (self._record.request.seed * 1_000_003 + self.steps << 16) % (1 << 62)
-        first = torch.arange(self.data_parallel_size).unsqueeze(1) * (rows * parts) + k * rows
-        samples = (first + torch.arange(rows)).flatten()
-        return torch.cat([torch.tensor([seed]), samples]).to(self._device)
+        return torch.cat([torch.tensor([seed]), self._rows.samples(batch, k, parts)]).to(self._device)
 
     def _announce(self, loss: Tensor) -> Tensor:
         """The loss on ranks that have not computed it, too."""

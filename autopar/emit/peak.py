@@ -51,7 +51,7 @@ def step_peak_tensor_bytes(record: PlanRecord, graph: OpGraph, module: nn.Module
     """
     before = live_tensor_bytes("cpu")
     pm = emit(record, graph, module, device="cpu")
-    rows = record.request.global_batch // pm.data_parallel_size
+    rows = len(pm.data_parallel_rows() or ())
     batch = dict(zip(graph.inputs, random_batch(graph, examples, rows, 0, torch.device("cpu")), strict=True))
     optimizer = torch.optim.AdamW(pm.parameters(), foreach=True)
 

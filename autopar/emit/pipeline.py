@@ -17,6 +17,7 @@ from autopar.emit.route import Route
 from autopar.emit.teams import Teams
 from autopar.graph import OpGraph, TensorSpec
 from autopar.plan import PlanRecord
+from autopar.shard.cuts import Spot
 
 
 @dataclass
@@ -51,9 +52,11 @@ class PipelinedStage(StageModule):
     Microbatches come in order; `begin` starts at the first again.
     """
 
-    def __init__(self, layers: list[LayerModule], route: Route, graph: OpGraph, port: Port, feed: Feed) -> None:
+    def __init__(
+        self, layers: list[LayerModule], route: Route, graph: OpGraph, port: Port, feed: Feed, spot: Spot
+    ) -> None:
         super().__init__(layers, route)
-        self.port = port
+        self.port, self.spot = port, spot
         self._feed = feed
         self._flows = {n: graph.values[n].requires_grad for n in port.sends}
         self._next = 0
@@ -119,8 +122,8 @@ class Pipeline:
 
     def _lean(self, stage: PipelinedStage, batch: int) -> LeanStage:
         port = stage.port
-        received = tuple(placeholders(self._graph, port.receives, port.sizes, batch))
-        sent = tuple(placeholders(self._graph, port.sends, port.sizes, batch))
+        received = tuple(placeholders(self._graph, port.receives, stage.spot, batch))
+        sent = tuple(placeholders(self._graph, port.sends, stage.spot, batch))
         count = len(self._record.stages)
         return LeanStage(stage, port.number, count, self._device, received, sent, group=self.teams.line)
 

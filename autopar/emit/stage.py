@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from autopar.emit.crossing import Port, mesh_sizes
+from autopar.emit.crossing import Comparison, Port, mesh_sizes
 from autopar.emit.groups import Axes, StageGroups, refined
 from autopar.emit.layers import LayerModule, ParameterHolder, StageModule
 from autopar.emit.module import Runtime
@@ -20,7 +20,7 @@ from autopar.emit.program import ProgramCode
 from autopar.emit.route import Visit, plan_route
 from autopar.emit.storage import Storage, parameter_uses, plan_storage, shard
 from autopar.graph import REPLICATE, Layer, Layout, OpGraph
-from autopar.plan import LayerStrategy, PlanRecord, StagePlan, expanded
+from autopar.plan import LayerStrategy, PlanRecord, StagePlan
 from autopar.shard.localize import groups_of
 from autopar.shard.lower import lower_layer
 from autopar.shard.program import Program
@@ -72,9 +72,9 @@ def place_layers(graph: OpGraph, stage: StagePlan) -> list[Placement]:
     return found
 
 
-def over_prime_axes(visit: Visit, sizes: tuple[int, ...]) -> Visit:
-    """`visit` with its layouts over the prime factors of axes of `sizes`."""
-    ins, outs = (tuple(expanded(x, sizes) for x in of) for of in (visit.input_layouts, visit.output_layouts))
+def compared(visit: Visit, sizes: tuple[int, ...], both: Comparison) -> Visit:
+    """`visit` with its layouts over the axes that stages are compared on."""
+    ins, outs = (tuple(both.layout(x, sizes) for x in of) for of in (visit.input_layouts, visit.output_layouts))
     return Visit(visit.inputs, ins, visit.outputs, outs)
 
 
@@ -100,6 +100,7 @@ class Link:
     elsewhere: Set[str]
     again: Set[str]
     feed: Feed
+    both: Comparison
 
 
 class Builder:
@@ -121,9 +122,10 @@ class Builder:
             goals = {graph.loss or "": (REPLICATE,) * len(stage.mesh)}
             self.route = plan_route(graph, visits, self.arrival, goals, groups)
         else:
-            fine = StageGroups(refined(stage), groups.device)
-            visits = [over_prime_axes(visit, groups.sizes) for visit in visits]
+            fine = StageGroups(refined(stage), groups.device) if link.both.primes else groups
+            visits = [compared(visit, groups.sizes, link.both) for visit in visits]
             self.route = plan_route(graph, visits, link.inputs | link.port.receives, link.port.sends, fine)
+            self.spot = fine.spot
         self._make_groups()
 
     def _make_groups(self) -> None:
@@ -201,7 +203,7 @@ class Builder:
     def _stage_module(self, modules: list[LayerModule]) -> StageModule:
         if self.link is None:
             return StageModule(modules, self.route)
-        return PipelinedStage(modules, self.route, self.graph, self.link.port, self.link.feed)
+        return PipelinedStage(modules, self.route, self.graph, self.link.port, self.link.feed, self.spot)
 
     def _hold(self, holder: ParameterHolder, storage: Storage) -> str:
         tensor = torch.empty(self._compute_shape(storage), dtype=storage.dtype, device="meta")

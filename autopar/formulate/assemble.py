@@ -103,7 +103,7 @@ def assemble(
         fingerprint=fingerprint,
         stages=outline.stages,
         num_microbatches=setting.num_microbatches,
-        microbatch_size=max(1, setting.batch // _loss_ways(outline.stages[-1], graph)),
+        microbatch_size=-(-setting.batch // _loss_ways(outline.stages[-1], graph)),
         global_microbatch=setting.batch,
         pp_degree=outline.groups,
         schedule=outline.schedule,

@@ -15,6 +15,15 @@ LAYER_KEYS = ("tp", "sp", "zero", "recompute")
 PIPELINE_KEYS = ("schedule", "virtual_stages", "stage_layers")
 
 
+def microbatch_count(global_batch: int, ways: int, size: int) -> int | None:
+    """How many microbatches give each of `ways` replicas at most `size` sequences, the largest replica just that many.
+
+    The fewest where there are several; None where there are none, or a replica for which there is no sequence.
+    """
+    counts = (n for n in range(1, global_batch // ways + 1) if global_batch % n == 0)
+    return next((n for n in counts if -(-global_batch // (n * ways)) == size), None)
+
+
 @dataclass(frozen=True)
 class ManualConfig:
     """A plan as people write it. Degrees multiply to `devices` (0 = all of the cluster).
@@ -96,16 +105,21 @@ class ManualConfig:
             )
         if (self.dp * self.cp) % self.ep:
             mistakes.append(f"ep={self.ep} must divide dp*cp = {self.dp * self.cp}")
-        rows = self.dp * self.microbatch_size
-        if global_batch % rows:
+        if microbatch_count(global_batch, self.dp, self.microbatch_size) is None:
             mistakes.append(
-                f"global batch {global_batch} is not a multiple of dp*microbatch_size = "
-                f"{self.dp}*{self.microbatch_size} = {rows}; change one of them"
+                f"global batch {global_batch} can't be cut into equal global microbatches that dp={self.dp} replicas "
+                f"share with at most microbatch_size={self.microbatch_size} sequences each; {self._sizes(global_batch)}"
             )
         mistakes += [*self._misplaced(), *self._beyond(blocks), *self._undealt(used)]
         if mistakes:
             raise ConfigError(*mistakes)
         return replace(self, devices=used)
+
+    def _sizes(self, global_batch: int) -> str:
+        """What sizes of microbatches there are."""
+        each = [-(-global_batch // (count * self.dp)) for count in range(1, global_batch // self.dp + 1)]
+        sizes = sorted({n for n in each if microbatch_count(global_batch, self.dp, n)})
+        return f"give one of {', '.join(map(str, sizes[:12]))}" if sizes else "give at most that many replicas"
 
     def _misplaced(self) -> list[str]:
         """Keys of pipelines where there is none."""

@@ -69,7 +69,7 @@ class Pipelines:
         for count in _divisors(self.global_batch):
             batch = self.global_batch // count
             legal = count >= groups if self.graph.separable else count == 1
-            if legal and batch % ways == 0 and size in (None, batch // ways):
+            if legal and batch >= ways and size in (None, -(-batch // ways)):
                 yield count
 
     def _scenarios(

@@ -11,7 +11,7 @@ from autopar.cluster import Cluster
 from autopar.cost.pricer import Pricer
 from autopar.errors import ConfigError
 from autopar.formulate.chains import Known
-from autopar.formulate.config import Constraint, ManualConfig, parse_constraints
+from autopar.formulate.config import Constraint, ManualConfig, microbatch_count, parse_constraints
 from autopar.formulate.mesh import config_mesh, search_meshes
 from autopar.formulate.pins import Pins, covered_ops, pins_of, pins_of_constraints
 from autopar.formulate.pipeline import PipelineScenario
@@ -85,9 +85,9 @@ class Space:
             return
         inner = [frozenset(range(first, len(mesh))) for first in range(len(mesh) + 1)]
         for axes in inner if pins.tensor_axes is None else [pins.tensor_axes]:
-            samples = size * prod(axis.size for i, axis in enumerate(mesh) if i not in axes)
-            if batch % samples == 0 and self._may_split(batch // samples):
-                yield replace(pins, tensor_axes=axes), batch // samples
+            count = microbatch_count(batch, prod(axis.size for i, axis in enumerate(mesh) if i not in axes), size)
+            if count and self._may_split(count):
+                yield replace(pins, tensor_axes=axes), count
 
     def _may_split(self, count: int) -> bool:
         return count == 1 or self.graph.separable
@@ -97,17 +97,18 @@ class Space:
         blocks = block_indices(self.graph)
         config = config.fit(self.cluster.devices, self.request.global_batch, len(blocks))
         _refuse_unsupported(config)
-        count = self.request.global_batch // (config.dp * config.microbatch_size)
+        count = microbatch_count(self.request.global_batch, config.dp, config.microbatch_size) or 1
         if not self._may_split(count):
             raise ConfigError(
                 f"microbatch_size={config.microbatch_size} makes {count} microbatches, but the batch can't be split in "
-                f"time: {self.graph.why_not_separable}. Give microbatch_size={self.request.global_batch // config.dp}."
+                f"time: {self.graph.why_not_separable}. "
+                f"Give microbatch_size={-(-self.request.global_batch // config.dp)}."
             )
         batch = self.request.global_batch // count
-        too_many = {d for d in (config.for_block(i, config.devices).dp for i in range(len(blocks))) if batch % d}
+        too_many = {d for d in (config.for_block(i, config.devices).dp for i in range(len(blocks))) if batch < d}
         if too_many:
             raise ConfigError(
-                f"layers: a global microbatch of dp*microbatch_size = {batch} sequences can't be split over dp = "
+                f"layers: a global microbatch of {batch} sequences can't be split over dp = "
                 f"{max(too_many)}; give microbatch_size={max(too_many) * config.microbatch_size // config.dp} or more."
             )
         if config.pp > 1:

@@ -82,7 +82,7 @@ class Units:
 
 def batch_bytes(specs: Iterable[TensorSpec], batch: int, ways: int) -> int:
     """Bytes of the inputs of `batch` samples that a device is given where samples are dealt `ways` ways."""
-    return sum(spec.bytes_at(batch) // (ways if spec.batch_dim is not None else 1) for spec in specs)
+    return sum(-(-spec.bytes_at(batch) // (ways if spec.batch_dim is not None else 1)) for spec in specs)
 
 
 def even_cuts(units: int, stages: int) -> tuple[int, ...]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autopar.errors import ConfigError
-from autopar.formulate.config import ManualConfig, layer_ranges, parse_constraints
+from autopar.formulate.config import ManualConfig, layer_ranges, microbatch_count, parse_constraints
 from autopar.plan import PlanRecord
 from autopar.shard.program import Program, Relayout
 from tests.formulate.cases import planner, traced
@@ -49,7 +51,8 @@ def test_every_misfit_is_listed() -> None:
     assert len(caught.value.mistakes) == 3
     assert "3*2*1*1 = 6" in text
     assert "ep=4" in text
-    assert "3*5 = 15" in text
+    assert "global batch 8 can't be cut" in text
+    assert "give one of 2, 3" in text  # 3, 3, 2 at once, or twice 2, 1, 1
     with pytest.raises(ConfigError, match="devices=8: the cluster has 4"):
         ManualConfig(devices=8, dp=8).fit(4, 8, 4)
 
@@ -222,3 +225,13 @@ def test_layers_that_split_the_batch_too_far_are_refused() -> None:
     with pytest.raises(ConfigError, match="give microbatch_size=2 or more"):
         estimate_of("gpt", "4xa100-80gb", "dp=2,tp=2,layers=0:tp=1")
     assert estimate_of("gpt", "4xa100-80gb", "dp=2,tp=2,microbatch_size=2,layers=0:tp=1").step_time_s > 0
+
+
+@given(st.integers(1, 60), st.integers(1, 8), st.integers(1, 12))
+def test_microbatches_are_equal_and_the_largest_replica_has_its_size(batch: int, ways: int, size: int) -> None:
+    """The first number that divides the batch, has a row for each replica and the wanted size for the largest."""
+    fits = [n for n in range(1, batch + 1) if batch % n == 0 and batch // n >= ways]
+    fits = [n for n in fits if max(len(range(i, batch // n, ways)) for i in range(ways)) == size]
+    assert microbatch_count(batch, ways, size) == (min(fits) if fits else None)
+    if batch % (ways * size) == 0:
+        assert microbatch_count(batch, ways, size) == batch // (ways * size)

@@ -6,9 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from autopar.cluster import Link, load_cluster
 from autopar.cost.roofline import RooflinePricer
+from autopar.emit.build import emit
+from autopar.emit.example import random_batch
 from autopar.emit.stage import lower_stage
 from autopar.formulate.config import ManualConfig
 from autopar.formulate.planner import Planner
@@ -16,7 +19,7 @@ from autopar.graph import OpGraph
 from autopar.plan import POLICIES, PlanRecord, Request
 from autopar.shard.cuts import recuts
 from autopar.shard.program import Call
-from tests.integration.models import traced
+from tests.integration.models import example, traced
 from tests.integration.test_exact import check
 from tests.pool import Pool
 
@@ -61,3 +64,52 @@ def test_odd_vocabulary_and_heads(pool: Pool, config: str) -> None:
     assert "d1" in split["aten.scaled_dot_product_attention.default"]
     assert any(count for _, count in found) == ("tp=4" in config)
     verified(pool, record, "odd gpt")
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "config", "microbatches"),
+    [
+        ("gpt", 17, "dp=2,tp=2,microbatch_size=9,zero=1", 1),
+        ("mlp", 18, "dp=4,microbatch_size=2,zero=2", 3),
+        ("deep gpt", 18, "dp=2,pp=2,microbatch_size=5,schedule=gpipe", 2),
+        pytest.param("gpt eager", 18, "dp=4,microbatch_size=2", 3, marks=pytest.mark.slow),
+        pytest.param("cnn", 17, "dp=4,microbatch_size=5", 1, marks=pytest.mark.slow),
+        pytest.param("gpt", 17, "dp=4,microbatch_size=5,zero=3,recompute=full", 1, marks=pytest.mark.slow),
+        pytest.param("bert", 18, "dp=4,microbatch_size=2,zero=3", 3, marks=pytest.mark.slow),
+        pytest.param("deep llama", 18, "dp=2,pp=2,microbatch_size=1,zero=1", 9, marks=pytest.mark.slow),
+    ],
+)
+def test_odd_batches(pool: Pool, name: str, batch: int, config: str, microbatches: int) -> None:
+    """Ranks with unequal rows of each microbatch, of 6 over 4 ranks the last with none: losses that are means over
+    targets that count, dropout's masks, running statistics and pipelines included."""
+    record = planned(traced(name), config, batch)
+    assert record.num_microbatches == microbatches
+    verified(pool, record, name)
+
+
+def train_on(record: PlanRecord, graph: OpGraph, deal: str) -> tuple[int, float, float]:
+    """Rows, loss and norm of the gradients of a step on rows dealt in some way."""
+    model, inputs = example("mlp")
+    pm = emit(record, graph, model, device="cpu")
+    examples = [*inputs.values()]
+    whole = dict(zip(graph.inputs, random_batch(graph, examples, 17, 0, torch.device("cpu")), strict=True))
+    rank, ways = pm.data_parallel_rank or 0, pm.data_parallel_size
+    own = pm.data_parallel_rows()
+    assert own is not None
+    rows = {
+        "plan": whole["x"].new_tensor(own, dtype=torch.long), "strides": torch.arange(17)[rank::ways],
+        "even": torch.arange(17).tensor_split(ways)[rank], "one": torch.arange(17 if rank == 0 else 0),
+    }[deal]  # fmt: skip
+    loss = pm.train_step(**{n: t[rows] for n, t in whole.items()})
+    return len(rows), float(loss), float(pm.clip_grad_norm_(1.0))
+
+
+def test_rows_may_be_dealt_in_any_way(pool: Pool) -> None:
+    """Whatever rows the ranks are given, together they are the batch: loss and gradients are those of all 17."""
+    record = planned(traced("mlp"), "dp=4,microbatch_size=5", 17)
+    told = {deal: pool.run(4, train_on, record, traced("mlp"), deal) for deal in ("plan", "strides", "even", "one")}
+    assert [[rows for rows, *_ in each] for each in told.values()] == [
+        [5, 5, 5, 2], [5, 4, 4, 4], [5, 4, 4, 4], [17, 0, 0, 0],
+    ]  # fmt: skip
+    assert len({round(loss, 12) for each in told.values() for _, loss, _ in each}) == 1
+    assert len({round(norm, 12) for each in told.values() for *_, norm in each}) == 1
