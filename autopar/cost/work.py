@@ -15,6 +15,7 @@ from autopar.graph import DTYPE_BYTES, Dtype, Extent, LayerClass, Op, Operand, O
 from autopar.measure.models.attention import BACKWARD
 from autopar.shard.table import PAIR_LOSSES, POINTWISE
 from autopar.trace.equation import terms_of
+from autopar.trace.opaque import Form, form_of
 
 
 class Gemm(NamedTuple):
@@ -234,6 +235,26 @@ def _attention(key: OpKey, operands: list[Operand]) -> tuple[Pass, Pass]:
 # --- all else: by bytes -----------------------------------------------------------------------------------------
 
 
+def _opaque(key: OpKey, operands: list[Operand]) -> tuple[Pass, Pass]:
+    """A submodule as one operator: FLOPs as counted when it was tried, as one product for each row of its input."""
+    form = form_of(str(key.args[1]))
+    given = operands[len(form.names) :]
+    size = sum(map(operand_bytes, operands))
+    flops = form.flops * _samples(form, given)
+    if not flops:
+        return Pass(2.0 * size, (), 1), Pass(4.0 * size, (), 1)
+    width = max((o.shape[-1] for o in given if o.shape), default=1)
+    rows = max(1, round(flops / (2 * width * width)))
+    gemm = Gemm(rows, width, width, 1, size)
+    return Pass(size, (gemm,), 1), Pass(2.0 * size, (gemm, gemm), 2)
+
+
+def _samples(form: Form, given: list[Operand]) -> float:
+    """How many samples the local arguments hold: FLOPs are told by elements of the largest of them."""
+    largest = max((prod(o.shape) for o in given), default=0)
+    return largest / form.elements if form.elements else 1.0
+
+
 def _by_bytes(forward_passes: float, backward_passes: float, launches: int = 1) -> Formula:
     """Passes over the first operand, which the result equals in size."""
 
@@ -419,6 +440,7 @@ _FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(("split", "split_with_sizes", "chunk", "unbind"), _split),
     "expand": _expand,
     "linear": _linear,
+    "opaque": _opaque,
     "addmm": _addmm,
     **dict.fromkeys(("mm", "bmm", "matmul"), _matmul),
     "einsum": _einsum,

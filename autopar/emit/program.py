@@ -8,13 +8,14 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from autopar.emit.groups import StageGroups
+from autopar.emit.opaque import OpaqueCall
 from autopar.graph import DeviceArg, Dtype, Layout, Ref, TensorSpec
 from autopar.shard import collectives, kernels
 from autopar.shard.localize import (
@@ -27,25 +28,32 @@ from autopar.shard.localize import (
 )
 from autopar.shard.program import Call, Program, Relayout, Step, made_by, read_by
 from autopar.shard.relayout import plan_moves
+from autopar.trace.opaque import OPAQUE
+
+Submodule: TypeAlias = Callable[[str], nn.Module]
+"""Gives the submodule of the model at a path."""
 
 
 class ProgramCode:
     """A lowered layer as code, built for each global microbatch size when it is first met.
 
+    `submodule` gives those submodules that run as one operator.
+
     The code takes what dropout draws its masks by (`kernels.dropout`), then parameters, buffers and inputs in the order
     of the program, all local, and returns its outputs.
     """
 
-    def __init__(self, program: Program, groups: StageGroups) -> None:
+    def __init__(self, program: Program, groups: StageGroups, submodule: Submodule = lambda _: nn.Module()) -> None:
         self.program = program
         self._groups = groups
+        self._submodule = submodule
         self._built: dict[tuple[int, bool], fx.GraphModule] = {}
 
     def at(self, batch: int, training: bool) -> fx.GraphModule:
         """The code at a global microbatch of `batch` samples; outside training dropout does nothing."""
         key = (batch, training)
         if key not in self._built:
-            self._built[key] = _Writer(self.program, batch, self._groups, training).write()
+            self._built[key] = _Writer(self.program, batch, self._groups, training, self._submodule).write()
         return self._built[key]
 
 
@@ -76,8 +84,9 @@ class Region(nn.Module):
 class _Writer:
     """Writes the graph of a program, or of one of its regions, step by step."""
 
-    def __init__(self, program: Program, batch: int, groups: StageGroups, training: bool) -> None:
+    def __init__(self, program: Program, batch: int, groups: StageGroups, training: bool, submodule: Submodule) -> None:
         self.program, self.batch, self.groups, self.training = program, batch, groups, training
+        self.submodule = submodule
         self.graph = fx.Graph()
         self.nodes: dict[str, fx.Node] = {}
         self.root = nn.Module()
@@ -110,7 +119,8 @@ class _Writer:
     def _region(self, region: range) -> None:
         drawn = (DRAW,) if any(is_dropout(self.program.steps[i]) for i in region) else ()
         reads, makes = (*drawn, *self.program.entering(region)), self.program.leaving(region)
-        code = _Writer(self.program, self.batch, self.groups, self.training)._write("Region", reads, region, makes)
+        writer = _Writer(self.program, self.batch, self.groups, self.training, self.submodule)
+        code = writer._write("Region", reads, region, makes)
         name = f"region_{region.start}"
         self.root.add_module(name, Region(code))
         made = self.graph.call_module(name, tuple(self.nodes[n] for n in reads))
@@ -148,6 +158,10 @@ class _Writer:
         place = self.groups.spot.place
         call = local_call(step, self.program, self.batch, place)
         args, kwargs = self._argument(call.args), self._argument(call.kwargs)
+        if step.op.target == OPAQUE:
+            tensors, form = call.args
+            self.root.add_module(step.op.name, OpaqueCall(self.submodule(step.op.module), form, self.training))
+            return self.graph.call_module(step.op.name, self._argument(tensors))
         if not step.kernel:
             return self.graph.call_function(aten(call.target), args, kwargs)
         info = call_info(step, self.program, self.batch, self.groups.name, place)

@@ -16,7 +16,7 @@ from autopar.emit.layers import LayerModule, ParameterHolder, StageModule
 from autopar.emit.module import Runtime
 from autopar.emit.parameters import StageParameter, local
 from autopar.emit.pipeline import Feed, PipelinedStage
-from autopar.emit.program import ProgramCode
+from autopar.emit.program import ProgramCode, Submodule
 from autopar.emit.route import Visit, plan_route
 from autopar.emit.storage import Storage, parameter_uses, plan_storage, shard
 from autopar.graph import REPLICATE, Layer, Layout, OpGraph
@@ -148,7 +148,7 @@ class Builder:
         used = {n for p in self.placements for n in p.layer.params}
         stepped = {n: s for n, s in self.storages.items() if s.keeper is Keeper.STEP and n in used}
         steps = {n: self._step_parameter(s, others.get(n)) for n, s in stepped.items()}
-        stage, held = self._stage(buffers, steps)
+        stage, held = self._stage(buffers, steps, module.get_submodule)
         publics = {n: p.public for n, p in steps.items()}
         publics |= {n: self._public(s, self._empty(s)) for n, s in self.storages.items() if n not in used}
         kept = []
@@ -176,12 +176,14 @@ class Builder:
     def _compute_shape(self, storage: Storage) -> torch.Size:
         return storage.compute_shard(torch.empty(storage.shape, device="meta"), self.groups).shape
 
-    def _stage(self, buffers: dict[str, Tensor], steps: dict[str, StageParameter]) -> tuple[StageModule, Held]:
+    def _stage(
+        self, buffers: dict[str, Tensor], steps: dict[str, StageParameter], submodule: Submodule
+    ) -> tuple[StageModule, Held]:
         """The stage on this rank, and where FSDP's parameters are held."""
         codes: dict[int, ProgramCode] = {}
         modules = []
         for i, placement in enumerate(self.placements):
-            code = codes.setdefault(id(placement.program), ProgramCode(placement.program, self.groups))
+            code = codes.setdefault(id(placement.program), ProgramCode(placement.program, self.groups, submodule))
             modules.append(LayerModule(self.stage.first_layer + i, code))
         stage = self._stage_module(modules)
         shared = shared_parameters(self.placements)

@@ -3,6 +3,10 @@
 U. Bertele, F. Brioschi: Nonserial Dynamic Programming, 1972; R. Dechter: Bucket elimination, 1999. Labels that a table
 can't tell apart share one entry of it (cost tables of layouts have few distinct rows), and no back pointers are
 stored: decoding takes each minimum again, at the labels of the neighbours, which costs one row a variable.
+
+Where a table would be too large, the costs that touch the variable are dealt into groups whose tables are not, and each
+group takes a minimum of its own (R. Dechter, I. Rish: Mini-buckets, 2003). The result is then a lower bound, and what
+is decoded a good labelling.
 """
 
 from __future__ import annotations
@@ -54,11 +58,15 @@ class Factor:
 
 @dataclass(frozen=True, eq=False)
 class Elimination:
-    """The exact minimum `table` (K, *L_keep) over the kept variables; inf where no legal labelling exists."""
+    """The minimum `table` (K, *L_keep) over the kept variables; inf where no legal labelling exists.
+
+    It is a lower bound of the minimum where not `exact`.
+    """
 
     table: Costs
     graph: LabelGraph
     steps: tuple[tuple[int, tuple[Factor, ...]], ...]
+    exact: bool = True
 
     def decode(self, k: int, kept_labels: Sequence[int] = ()) -> tuple[int, ...]:
         """Labels of all variables that reach `table[k, *kept_labels]`, the smallest label where several do.
@@ -77,10 +85,11 @@ class Elimination:
         return tuple(int(x) for x in labels)
 
 
-def eliminate(graph: LabelGraph, max_entries: int = MAX_ENTRIES) -> Elimination:
+def eliminate(graph: LabelGraph, max_entries: int = MAX_ENTRIES, relaxed_entries: int = 0) -> Elimination:
     """Minimise over all variables but `graph.keep`, the variable with the smallest table first.
 
-    Raises TooWide when a table of more than `max_entries` entries (scenarios included) would be needed.
+    When a table of more than `max_entries` entries (scenarios included) would be needed, it is split into tables of at
+    most `relaxed_entries` where these are given; else TooWide is raised.
     """
     scenarios = graph.scenarios
     factors = [_factor(scope, table) for scope, table in graph.tables()]
@@ -88,25 +97,42 @@ def eliminate(graph: LabelGraph, max_entries: int = MAX_ENTRIES) -> Elimination:
     entries: dict[int, int] = {}
     steps: list[tuple[int, tuple[Factor, ...]]] = []
     touching = {v: [f for f in factors if v in f.scope] for v in range(len(graph.sizes))}
-    constant = np.zeros(scenarios)
+    constant, exact = np.zeros(scenarios), True
     while open_variables:
         entries |= {v: _entries(v, touching[v]) for v in open_variables - entries.keys()}
         variable = min(open_variables, key=lambda v: (entries[v], v))
-        if entries[variable] * scenarios > max_entries:
-            raise TooWide(variable, entries[variable] * scenarios, max_entries)
         used = tuple(touching[variable])
-        message = _minimise(variable, graph.sizes[variable], used, scenarios)
+        groups = [used]
+        if entries[variable] * scenarios > max_entries:
+            if not relaxed_entries:
+                raise TooWide(variable, entries[variable] * scenarios, max_entries)
+            groups, exact = _groups(variable, used, relaxed_entries // scenarios), False
         steps.append((variable, used))
         open_variables.discard(variable)
-        if not message.scope:
-            constant = constant + message.table
         for neighbour in {n for f in used for n in f.scope}:
             entries.pop(neighbour, None)
             touching[neighbour] = [f for f in touching[neighbour] if f not in used]
-        for neighbour in message.scope:
-            touching[neighbour].append(message)
+        for group in groups:
+            message = _minimise(variable, graph.sizes[variable], group, scenarios)
+            if not message.scope:
+                constant = constant + message.table
+            for neighbour in message.scope:
+                touching[neighbour].append(message)
     left = {id(f): f for v in graph.keep for f in touching[v]}
-    return Elimination(_kept_table(graph, constant, left.values(), max_entries), graph, tuple(steps))
+    return Elimination(_kept_table(graph, constant, left.values(), max_entries), graph, tuple(steps), exact)
+
+
+def _groups(variable: int, factors: Sequence[Factor], max_entries: int) -> list[tuple[Factor, ...]]:
+    """The factors dealt into few groups whose tables are no larger than `max_entries` or one factor's own.
+
+    Large factors come first; each joins the first group with room.
+    """
+    groups: list[tuple[Factor, ...]] = []
+    for factor in sorted(factors, key=lambda f: _entries(variable, [f]), reverse=True):
+        room = (i for i, group in enumerate(groups) if _entries(variable, [*group, factor]) <= max_entries)
+        at = next(room, len(groups))
+        groups[at : at + 1] = [(*(groups[at] if at < len(groups) else ()), factor)]
+    return groups
 
 
 def _factor(scope: tuple[int, ...], table: Costs) -> Factor:

@@ -44,6 +44,11 @@ from autopar.plan import LayerStrategy, data_axes_of
 STORAGES_TRIED = 3
 """How many storage layouts of a tied parameter are followed up at each price."""
 
+EXACT_ENTRIES = 1 << 22
+"""Largest table of an elimination that is exact; wider layers are solved by a bound and what it leads to."""
+RELAXED_ENTRIES = 1 << 19
+"""Largest table where it is not exact."""
+
 _Choice: TypeAlias = tuple[tuple[int, ...], int, str]
 """Labels of a layer's variables, ZeRO level, recomputation."""
 
@@ -137,7 +142,8 @@ class Chains:
                 modes = undominated(cost.space, around, self.setting, modes, self._rates)
             stored = storage_costs(cost.space, around, self.setting, modes, self._rates)
             passing = passing_seconds(cost.space, around, self.setting, self.relayouts)
-            solved = eliminate(label_graph(cost, passing, self.setting, modes, stored))
+            graph = label_graph(cost, passing, self.setting, modes, stored)
+            solved = eliminate(graph, EXACT_ENTRIES, RELAXED_ENTRIES)
             tables[around] = RunTables(around, cost.space, modes, solved, self._number(cost.space))
         self._tables = [tables.get(run.around) for run in self.runs]
 

@@ -52,12 +52,12 @@ class Pins:
         if self.tensor_axes is None or axis not in self.tensor_axes:
             return placement == (REPLICATE if batch is None else batch)
         between_blocks = self.sequence == 1 and len(spec.shape) == 3 and spec.requires_grad
-        return placement == (1 if between_blocks else REPLICATE)
+        return placement == (_sequence_dim(spec) if between_blocks else REPLICATE)
 
     def allows_layout(self, spec: TensorSpec, layout: Layout, main: TensorSpec) -> bool:
         """Whether a value inside a layer may be relaid to `layout`: without sequence splits, not along the tokens."""
         token_like = len(spec.shape) >= 2 and len(main.shape) >= 2 and spec.shape[:2] == main.shape[:2]
-        return self.sequence != 0 or not (token_like and 1 in layout)
+        return self.sequence != 0 or not (token_like and _sequence_dim(spec) in layout)
 
     def violations(self, op: Op, rule: OpRule | None, factors: tuple[str, ...], layer: LayerClass) -> int:
         """How far an assignment is from what the pins ask of this op; 0 = as asked.
@@ -85,7 +85,12 @@ class Pins:
 
 
 def _splits_sequence(spec: TensorSpec, placement: int) -> bool:
-    return len(spec.shape) == 3 and placement == 1
+    return len(spec.shape) == 3 and placement == _sequence_dim(spec)
+
+
+def _sequence_dim(spec: TensorSpec) -> int:
+    """The dim of tokens: beside that of the samples, which is the first or, in models that turn them inside, second."""
+    return 0 if spec.batch_dim == 1 else 1
 
 
 def _violation(role: str, factor: str, op: Op, rule: OpRule, layer: LayerClass) -> int:

@@ -194,7 +194,8 @@ def label_graph(
     keeping parameters costs on their labels in each mode (`storing.py`).
     """
     space = costs.space
-    weights = setting.num_microbatches * np.array([mode.second_weight for mode in modes])
+    # No weight is 0: what is illegal costs inf, and 0 times inf is no number.
+    weights = setting.num_microbatches * np.maximum([mode.second_weight for mode in modes], np.finfo(float).tiny)
     prices = np.array([mode.byte_price * mode.in_flight for mode in modes])
     chosen = {kind: np.array([mode.recompute == kind for mode in modes]) for kind in costs.rerun}
     unary: dict[int, Array] = {}

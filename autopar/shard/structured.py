@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from autopar.graph import Op, Ref, TensorSpec
 from autopar.shard.views import view_line
 from autopar.trace.equation import terms_of
+from autopar.trace.opaque import form_of
 
 
 @dataclass(frozen=True)
@@ -265,3 +266,104 @@ def gather(site: Site) -> str:
 def constant(site: Site) -> str:
     """A tensor whose elements depend on their place: never split."""
     return f"-> {term(len(site.results[0].shape), range(len(site.results[0].shape)))}"
+
+
+def prelu(site: Site) -> str:
+    """A slope for each channel (dim 1), or one for all."""
+    if str(site.operands[1].shape[0] if site.operands[1].shape else 1) == "1":
+        return "..., _ -> ..." if site.operands[1].shape else "..., -> ..."
+    return f"{term(site.rank)}, d1 -> {term(site.rank)}"
+
+
+def movedim(site: Site) -> str:
+    """Dims `source` of the operand become dims `destination` of the result; the others keep their order."""
+    source, target = (_dims(site.argument(i, n), site.rank) for i, n in ((1, "source"), (2, "destination")))
+    rest = iter(d for d in range(site.rank) if d not in source)
+    place = dict(zip(target, source, strict=True))
+    return permuted([place[d] if d in place else next(rest) for d in range(site.rank)])
+
+
+def _dims(given: Any, rank: int) -> list[int]:
+    return [int(d) % rank for d in (given if isinstance(given, tuple) else (given,))]
+
+
+def slice_scatter(site: Site) -> str:
+    """A slice of the first tensor replaced: its dim stays whole."""
+    whole = term(site.rank, site.dims(2, "dim", 0))
+    return f"{whole}, {whole} -> {whole}"
+
+
+def select_scatter(site: Site) -> str:
+    """One place along a dim replaced: that dim stays whole."""
+    fixed = site.dims(2, "dim")
+    return f"{term(site.rank, fixed)}, {term(site.rank, fixed, fixed)} -> {term(site.rank, fixed)}"
+
+
+def repeat(site: Site) -> str | None:
+    """Copies side by side: dims that aren't repeated can be split."""
+    times = site.argument(1, "repeats") if "repeat" in site.op.target else site.argument(1, "dims")
+    new = len(times) - site.rank
+    if new < 0:
+        return None
+    kept = [f"d{d}" if times[new + d] == 1 else "_" for d in range(site.rank)]
+    return f"{' '.join(kept)} -> {'_ ' * new}{' '.join(kept)}"
+
+
+def repeat_interleave(site: Site) -> str | None:
+    """Each place along a dim repeated a number of times; None where the result is flattened or of unknown length."""
+    dim = site.argument(2, "dim")
+    if dim is None or len(site.operands) > 1:
+        return None
+    fixed = site.dims(2, "dim")
+    return f"{term(site.rank, fixed)} -> {term(site.rank, fixed)}"
+
+
+def unfold(site: Site) -> str:
+    """Windows along a dim, which become the last dim."""
+    fixed = site.dims(1, "dimension")
+    return f"{term(site.rank, fixed)} -> {term(site.rank, fixed)} _"
+
+
+def scatter(site: Site) -> str:
+    """Elements put, or added, at places along a dim; other dims are shared where the index has all of them."""
+    fixed = site.dims(1, "dim")
+    picks = site.operands[1].shape
+    short = {d for d in range(site.rank) if any(s.shape[d] != picks[d] for s in site.operands)} | fixed
+    others = [term(site.rank, short)] * len(site.operands)
+    return f"{', '.join(others)} -> {term(site.rank, short)}"
+
+
+def index_add(site: Site) -> str:
+    """Slices added at, or put in, places along a dim, which stays whole."""
+    fixed = site.dims(1, "dim")
+    whole = term(site.rank, fixed)
+    return f"{whole}, _, {whole} -> {whole}"
+
+
+def grid_sampler(site: Site) -> str:
+    """Images read at places of their own."""
+    image = "_ " * (site.rank - 2)
+    return f"b c {image}, b {image} _ -> b c {image}"
+
+
+def recurrent(site: Site) -> str:
+    """Recurrent layers over whole sequences: samples alone. Operands: input, states, weights."""
+    states = len(site.argument(1, "hx")) if isinstance(site.argument(1, "hx"), tuple) else 1
+    first = bool(site.op.args[-1])
+    sequence = ("b _ _" if first else "_ b _") if site.rank == 3 else "_ _"
+    state = "_ b _" if site.rank == 3 else "_ _"
+    weights = ["_ " * len(s.shape) for s in site.operands[1 + states :]]
+    results = [sequence, *[state] * (len(site.results) - 1)]
+    return f"{', '.join([sequence, *[state] * states, *weights])} -> {', '.join(results)}"
+
+
+def opaque(site: Site) -> str | None:
+    """A submodule as one operator: samples, if it keeps them apart."""
+    if not form_of(site.op.args[1]).apart:
+        return None
+    sides = [", ".join(_samples(spec) for spec in side) for side in (site.operands, site.results)]
+    return " -> ".join(sides)
+
+
+def _samples(spec: TensorSpec) -> str:
+    return " ".join("b" if d == spec.batch_dim else "_" for d in range(len(spec.shape)))

@@ -13,11 +13,15 @@ POINTWISE = """
     abs acos asin atan atan2 ceil celu clamp clamp_max clamp_min cos cosh elu erf erfc exp exp2 expm1 floor frac gelu
     hardsigmoid hardswish hardtanh leaky_relu log log10 log1p log2 log_sigmoid logit mish neg nan_to_num pow reciprocal
     relu relu6 round rsqrt selu sgn sigmoid sign silu sin sinh softplus softsign sqrt square tan tanh threshold trunc
-    add addcdiv addcmul div floor_divide fmod lerp maximum minimum mul remainder rsub sub true_divide prelu
+    add addcdiv addcmul div floor_divide fmod lerp maximum minimum mul remainder rsub sub true_divide
     __and__ __or__ __xor__ bitwise_and bitwise_not bitwise_or bitwise_xor eq ge gt isfinite isinf isnan le logical_and
     logical_not logical_or logical_xor lt ne masked_fill where
     _to_copy alias clone contiguous copy detach expand expand_as lift_fresh_copy to type_as broadcast_to
-    empty_like full_like ones_like zeros_like
+    empty_like full_like ones_like zeros_like fill zero
+    acosh asinh atanh complex polar real imag conj angle copysign deg2rad rad2deg digamma erfinv float_power heaviside
+    hypot i0 lgamma logaddexp logaddexp2 positive signbit sinc xlogy isneginf isposinf rrelu_with_noise threshold
+    nextafter gcd lcm bitwise_left_shift bitwise_right_shift lift scalar_tensor_like clip absolute negative multiply
+    subtract divide greater greater_equal less less_equal not_equal arctan arctan2 fix resolve_conj resolve_neg
 """
 """Elementwise ops with broadcasting, copies, casts and `expand` (broadcasting alone)."""
 
@@ -32,6 +36,9 @@ PAIR_LOSSES = "huber_loss kl_div l1_loss mse_loss smooth_l1_loss soft_margin_los
 REDUCTIONS = "all amax amin any argmax argmin logsumexp max min prod std var"
 """Reductions whose dims can't be split: partial results of theirs are no sums."""
 
+ORDERED = "argsort cummax cummin logcumsumexp sort"
+"""Ops along a dim, the last one unless told otherwise, each place of which depends on others."""
+
 SPATIAL = """
     max_pool avg_pool adaptive_max_pool adaptive_avg_pool upsample_nearest upsample_linear upsample_bilinear
     upsample_trilinear upsample_bicubic reflection_pad replication_pad
@@ -45,6 +52,7 @@ LINEAR_OPS = """
 """Ops linear in their only tensor operand, whatever their other arguments."""
 
 RULES: dict[str, str | LineMaker] = {
+    "autopar.opaque": make.opaque,
     "aten.linear": "... k, n k, + n -> ... n",
     "aten.mm": "m k, k n -> m n",
     "aten.bmm": "b m k, b k n -> b m n",
@@ -59,7 +67,7 @@ RULES: dict[str, str | LineMaker] = {
     **{f"aten.conv_transpose{n}d": make.transposed_convolution for n in (1, 2, 3)},
     **{f"aten.{name}{n}d": make.spatial(n) for name in SPATIAL.split() for n in (1, 2, 3)},
     **{f"aten.max_pool{n}d_with_indices": make.spatial(n) for n in (1, 2, 3)},
-    "aten.pixel_shuffle": "... _ _ _ -> ... _ _ _",
+    **dict.fromkeys(("aten.pixel_shuffle", "aten.pixel_unshuffle", "aten.channel_shuffle"), "... _ _ _ -> ... _ _ _"),
     **dict.fromkeys(("aten.layer_norm", "aten.rms_norm", "aten.native_layer_norm"), make.normalised),
     "aten.group_norm": make.group_norm,
     "aten.instance_norm": make.instance_norm,
@@ -87,10 +95,35 @@ RULES: dict[str, str | LineMaker] = {
         make.along(1, "dim"),
     ),
     **dict.fromkeys(("aten.cumsum", "aten.cumprod", "aten.flip", "aten.glu"), make.along(1, "dim", -1)),
-    "aten.sort": make.along(1, "dim", -1),
-    **dict.fromkeys(("aten.topk", "aten.diff"), make.along(2, "dim", -1)),
+    **dict.fromkeys(
+        ("aten.sort", "aten.argsort", "aten.logcumsumexp", "aten.cummax", "aten.cummin"), make.along(1, "dim", -1)
+    ),
+    **dict.fromkeys(("aten.sort.stable", "aten.argsort.stable"), make.along(2, "dim", -1)),
+    **dict.fromkeys(("aten.topk", "aten.diff", "aten.kthvalue"), make.along(2, "dim", -1)),
+    **dict.fromkeys(("aten.var_mean", "aten.std_mean", "aten.count_nonzero", "aten.aminmax"), make.along(1, "dim")),
+    **dict.fromkeys(("aten.fft_fft", "aten.fft_ifft", "aten.fft_rfft", "aten.fft_irfft"), make.along(2, "dim", -1)),
+    **dict.fromkeys(("aten.fft_fft2", "aten.fft_ifft2", "aten.fft_rfft2"), make.along(2, "dim", (-2, -1))),
+    **dict.fromkeys(("aten.fft_fftn", "aten.fft_ifftn", "aten.fft_rfftn"), make.along(2, "dim")),
+    "aten.cosine_similarity": make.along(2, "dim", 1),
+    "aten.view_as_complex": "... _ -> ...",
+    "aten.view_as_real": "... -> ... _",
+    "aten.prelu": make.prelu,
     "aten.roll": make.along(2, "dims"),
     **dict.fromkeys(("aten.tril", "aten.triu"), "... _ _ -> ... _ _"),
+    **dict.fromkeys(("aten.movedim", "aten.moveaxis"), make.movedim),
+    **dict.fromkeys(("aten.swapaxes", "aten.swapdims"), make.transpose),
+    "aten.slice_scatter": make.slice_scatter,
+    "aten.select_scatter": make.select_scatter,
+    **dict.fromkeys(("aten.repeat", "aten.tile"), make.repeat),
+    "aten.repeat_interleave": make.repeat_interleave,
+    "aten.unfold": make.unfold,
+    **dict.fromkeys(("aten.scatter", "aten.scatter_add", "aten.scatter_reduce"), make.scatter),
+    **dict.fromkeys(("aten.index_add", "aten.index_copy"), make.index_add),
+    "aten.im2col": "b _ _ _ -> b _ _",
+    "aten.col2im": "b _ _ -> b _ _",
+    "aten.cdist": "... m _, ... n _ -> ... m n",
+    "aten.grid_sampler": make.grid_sampler,
+    **{f"aten.{name}.input": make.recurrent for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
     "aten.slice": make.sliced,
     **dict.fromkeys(("aten.select", "aten.unbind", "aten.narrow"), make.along(1, "dim", 0)),
     **dict.fromkeys(("aten.split", "aten.split_with_sizes", "aten.chunk"), make.along(2, "dim", 0)),

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from autopar.errors import TraceError
-from autopar.graph import Argument, Dtype, Extent, Op, Ref, TensorSpec
+from autopar.graph import Argument, DeviceArg, Dtype, Extent, Op, Ref, TensorSpec
 from autopar.trace.flat import BUFFER, BlockCall, Flat, Item, body, rename_item, renamed_ends
 from autopar.trace.updates import functional_batch_norm, updates_statistics, with_block_updates, with_equal_precision
+from autopar.trace.writes import Writes
 
 _SHAPED = {"aten.view.default", "aten.reshape.default", "aten.expand.default", "aten._unsafe_view.default"}
 _CONVERSIONS = {
@@ -19,6 +20,13 @@ _LIKE_ANOTHER = {
     "aten.reshape_as.default": "aten.reshape.default",
 }  # fmt: skip
 """Views of the shape of another tensor, and those of a given shape in their place."""
+_NEW = {
+    "aten.new_full.default": None,
+    "aten.new_ones.default": 1,
+    "aten.new_zeros.default": 0,
+    "aten.new_empty.default": 0,
+}
+"""Ops that take nothing but the dtype from their operand, and what they fill a tensor with (None: an argument)."""
 _IDENTITY = {
     *_SHAPED, "aten.to.dtype",
     "aten.contiguous.default", "aten.slice.Tensor", "aten.alias.default", "aten.dropout.default", "aten.detach.default",
@@ -44,6 +52,10 @@ def _explicit(item: Item, values: dict[str, TensorSpec]) -> list[Item]:
     if op.target in _CONVERSIONS:  # everything lives on one device: only the dtype can change
         dtype = Dtype(values[op.results[0]].dtype)
         return [replace(op, target="aten.to.dtype", args=(op.args[0], dtype), kwargs=())]
+    if op.target in _NEW:
+        spec, filling = values[op.results[0]], op.args[2] if op.target == "aten.new_full.default" else _NEW[op.target]
+        kwargs = (("dtype", Dtype(spec.dtype)), ("device", DeviceArg()))
+        return [replace(op, target="aten.full.default", args=(_shape(spec), filling), kwargs=kwargs)]
     if op.target == "aten.broadcast_tensors.default":
         return [_expand(op, i, values[result]) for i, result in enumerate(op.results)]
     return [op]
@@ -80,30 +92,47 @@ def _size(e: Extent) -> Argument:
 def functional(flat: Flat) -> Flat:
     """In-place ops made functional: later readers of a changed value read the result; `updates` has changed buffers.
 
-    Raises TraceError where another view of the changed storage is read later (that needs real mutation).
+    Raises TraceError where something is written through what may or may not be a view.
     """
     names: dict[str, str] = {}
     items: list[Item] = []
     values = dict(flat.values)
-    for position, item in enumerate(flat.items):
-        item = rename_item(item, names)
+    writes = Writes(flat.items, values)
+    for position, original in enumerate(flat.items):
+        item = rename_item(original, names)
         if isinstance(item, Op):
             *casts, item = with_equal_precision(item, values)
             items += casts
         if isinstance(item, Op) and updates_statistics(item):
             item, changed = functional_batch_norm(item, values)
             names = _now_read(names, changed)
-        elif isinstance(item, Op) and (plain := _functional_target(item.target)):
-            source = item.args[0]
-            if not isinstance(source, Ref):
+        elif isinstance(item, Op) and isinstance(original, Op) and (plain := _functional_target(item.target)):
+            source, written = item.args[0], original.args[0]
+            if not isinstance(source, Ref) or not isinstance(written, Ref):
                 raise TraceError(f"{item.module}: {item.target} changes {source!r} in place. Write it out of place.")
-            _refuse_views(flat, item, source.name, position, names)
-            item = replace(item, target=plain)
+            *casts, item = _copied(item, values) if plain == COPY else [replace(item, target=plain)]
+            items += casts
             names = _now_read(names, {source.name: item.results[0]})
+            items += [item, *writes.after(item, written.name, position, names)]
+            continue
+        elif isinstance(original, Op):
+            writes.note(original)
         items.append(item)
     updates = {buffer: value for buffer, value in names.items() if buffer.startswith(BUFFER)}
     flat = replace(renamed_ends(flat, tuple(items), names), values=values)
     return with_block_updates(replace(flat, updates=updates))
+
+
+COPY = "aten.copy.default"
+
+
+def _copied(op: Op, values: dict[str, TensorSpec]) -> list[Op]:
+    """What `copy_` leaves in its first operand, as ops with a derivative: the second, cast and broadcast."""
+    after, source = values[op.results[0]], op.operands[1]
+    cast = f"{op.results[0]}@cast"
+    values[cast] = replace(values[source], dtype=after.dtype)
+    to = Op(cast, "aten.to.dtype", (Ref(source), Dtype(after.dtype)), (), (cast,), (None,), module=op.module)
+    return [to, replace(op, target="aten.expand.default", args=(Ref(cast), _shape(after)), kwargs=())]
 
 
 def _now_read(names: dict[str, str], changed: dict[str, str]) -> dict[str, str]:
@@ -116,33 +145,6 @@ def _functional_target(target: str) -> str | None:
     if not name.endswith("_") or name.endswith("__"):
         return None
     return f"{namespace}.{name[:-1]}.{variant}"
-
-
-_VIEWS = _SHAPED | {
-    "aten.transpose.int", "aten.permute.default", "aten.slice.Tensor", "aten.select.int", "aten.unsqueeze.default",
-    "aten.squeeze.dim", "aten.t.default", "aten.split.Tensor", "aten.chunk.default", "aten.flatten.using_ints",
-    "aten.alias.default", "aten.detach.default", "aten.contiguous.default", "aten.unflatten.int", "aten.narrow.default",
-    "aten.squeeze.default", "aten.squeeze.dims", "aten.to.dtype", "aten.split_with_sizes.default", "aten.unbind.int",
-    "aten.dropout.default",
-}  # fmt: skip
-
-
-def _refuse_views(flat: Flat, op: Op, changed: str, position: int, names: dict[str, str]) -> None:
-    """Values that may share storage with `changed` must not be read after `op`."""
-    root: dict[str, str] = {}
-    for item in flat.items[:position]:
-        if isinstance(item, Op) and item.target in _VIEWS:
-            root |= {r: root.get(item.operands[0], item.operands[0]) for r in item.results}
-    original = next((k for k, v in names.items() if v == changed), changed)
-    family = {v for v in (*root, *root.values()) if root.get(v, v) == root.get(original, original)} - {original}
-    family -= set(op.results)
-    for later in flat.items[position + 1 :]:
-        read = set(later.operands if isinstance(later, Op) else later.inputs) & family
-        if read:
-            raise TraceError(
-                f"{op.module or 'the model'}: {op.target} changes a tensor of which another view is read later. "
-                "Write the change without an in-place operator (for example torch.where, or out-of-place)."
-            )
 
 
 def without_no_ops(flat: Flat) -> Flat:

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from autopar.errors import ConfigError, TraceError
-from autopar.graph import OpGraph, TensorSpec
-from autopar.trace import blocks as blocks_
-from autopar.trace import marker
+from autopar.graph import Op, OpGraph
 from autopar.trace.attention import without_fused_dropout
 from autopar.trace.canonical import explicit_sizes, functional, without_dead_code, without_no_ops
-from autopar.trace.convert import Converter, NotLinearError, spec_of
-from autopar.trace.failure import is_own_bug, reason_of, trace_error
-from autopar.trace.flat import BUFFER, INPUT, PARAM, Flat
-from autopar.trace.inputs import BoundInputs, ExampleInputs, bind
+from autopar.trace.exported import Attempt, Exporter
+from autopar.trace.failure import depends_on_data, is_own_bug, module_of, reason_of, trace_error
+from autopar.trace.flat import Flat
+from autopar.trace.inputs import ExampleInputs, bind
 from autopar.trace.layers import cut_into_layers
-from autopar.trace.loss import LossFn, Root
+from autopar.trace.loss import LossFn
 from autopar.trace.masks import fold_masks
+from autopar.trace.opaque import OPAQUE, form_of
 from autopar.trace.randomness import refuse_random
 from autopar.trace.saved import annotate
 from autopar.trace.separable import judge
-from autopar.trace.shadow import shadow
+from autopar.trace.standins import StandIns
+from autopar.trace.unmerged import unmerged_rows
 
 
 def trace(
@@ -39,18 +39,70 @@ def trace(
     `compute_dtype` (a torch dtype's name) is that of floating parameters and inputs in the graph; buffers keep theirs.
     Parameters are listed with that dtype. The batch is symbolic where the model allows it; where it does not, the graph
     is of the size given and `assumptions` says so. A model without a scalar output or `loss_fn` has `loss` None; the
-    last of `outputs` is then the sum of its floating outputs, which stands in for a loss in planning.
+    last of `outputs` is then the sum of its floating outputs, which stands in for a loss in planning. A submodule that
+    can't be taken apart, as what it does depends on values, becomes one operator.
 
     Raises TraceError with the module, line and reason when the model can't be traced; ConfigError for bad arguments.
     """
     dtype = _dtype(compute_dtype)
     inputs = bind(model, example_inputs)
-    captured = _first_that_works(model, inputs, dtype, loss_fn)
-    flat = _flat(inputs, captured)
-    flat = without_fused_dropout(without_dead_code(fold_masks(explicit_sizes(functional(flat)))))
+    compute = dtype or next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    stand_ins = StandIns(model, str(compute).removeprefix("torch."))
+    exporter = Exporter(model, inputs, dtype, loss_fn, stand_ins)
+    return replace(_kept_apart(exporter, _traced(exporter)), constants=inputs.constants)
+
+
+def _traced(exporter: Exporter) -> OpGraph:
+    """The graph, with submodules that can't be traced as one operator each."""
+    while True:
+        try:
+            return _graph(_first_that_works(exporter))
+        except _InTheWay as found:
+            exporter.stand_ins.add(found.path, found.why)
+
+
+def _kept_apart(exporter: Exporter, graph: OpGraph) -> OpGraph:
+    """A graph in which submodules that keep samples apart, although their operators don't, are one operator each.
+
+    Experts that sort the tokens of all samples, and put them back in order, are such.
+    """
+    stand_ins = exporter.stand_ins
+    tried: set[str] = set()
+    while (path := _mixing_module(exporter.model, graph)) and path not in tried:
+        tried.add(path)
+        before = dict(stand_ins.paths)
+        try:
+            stand_ins.add(path, f"{graph.why_not_separable}, but not the module as a whole")
+            found = _graph(_first_that_works(exporter))
+        except (_InTheWay, TraceError):
+            stand_ins.paths = before
+            break
+        if not all(form_of(str(op.args[1])).apart for op in _opaque_ops(found) if op.module == path):
+            stand_ins.paths = before
+            break
+        graph = found
+    return graph
+
+
+def _mixing_module(model: nn.Module, graph: OpGraph) -> str:
+    """Path of the submodule in which samples meet, if its parameters are its own; '' if there is none."""
+    path = "" if graph.separable else graph.why_not_separable.partition(":")[0]
+    module = dict(model.named_modules()).get(path)
+    if module is None or any(next(child.parameters(), None) is not None for child in module.children()):
+        return ""
+    changes = {name.rpartition(".")[0] for name in graph.updates}
+    return "" if path in changes else path
+
+
+def _opaque_ops(graph: OpGraph) -> list[Op]:
+    return [op for layer in graph.classes for op in layer.ops if op.target == OPAQUE]
+
+
+def _graph(flat: Flat) -> OpGraph:
+    flat = without_fused_dropout(without_dead_code(fold_masks(unmerged_rows(explicit_sizes(functional(flat))))))
     flat = without_dead_code(without_no_ops(annotate(flat)))
     refuse_random(flat)
-    return replace(judge(cut_into_layers(flat)), constants=inputs.constants)
+    return judge(cut_into_layers(flat))
 
 
 def _dtype(name: str | None) -> torch.dtype | None:
@@ -60,111 +112,49 @@ def _dtype(name: str | None) -> torch.dtype | None:
     return found
 
 
-@dataclass(frozen=True)
-class _Attempt:
-    """How to export: with the batch symbolic or as given, equal blocks once or each."""
+class _InTheWay(Exception):
+    """A submodule that can't be traced: it is to stand as one operator."""
 
-    symbolic: bool
-    grouped: bool
-
-
-@dataclass(frozen=True)
-class _Captured:
-    root: Root
-    converter: Converter
-    names: dict[str, str]
-    params: dict[str, TensorSpec]
-    buffers: dict[str, TensorSpec]
-    assumptions: tuple[str, ...] = ()
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"{path}: {why}")
+        self.path, self.why = path, why
 
 
-def _first_that_works(
-    model: nn.Module, inputs: BoundInputs, dtype: torch.dtype | None, loss_fn: LossFn | None
-) -> _Captured:
-    attempts = [_Attempt(True, True), _Attempt(True, False), _Attempt(False, True), _Attempt(False, False)]
-    if inputs.batch is None:
-        attempts = attempts[2:]
-    errors: dict[_Attempt, Exception] = {}
+def _first_that_works(exporter: Exporter) -> Flat:
+    """The export by the first attempt that succeeds.
+
+    Raises _InTheWay where a submodule is why none does, TraceError where it is the model.
+    """
+    attempts = [Attempt(batch, grouped) for batch in ("symbol", "two sizes", "given") for grouped in (True, False)]
+    if exporter.inputs.batch is None:
+        attempts = attempts[4:]
+    errors: dict[Attempt, Exception] = {}
     for attempt in attempts:
         try:
-            captured = _capture(model, inputs, dtype, loss_fn, attempt)
+            flat = exporter.export(attempt)
         except (TraceError, ConfigError):
             raise
         except Exception as failed:  # torch.export raises many kinds
-            if is_own_bug(failed) and not isinstance(failed, NotLinearError):
+            if is_own_bug(failed):
                 raise
             errors[attempt] = failed
+            if depends_on_data(failed):
+                break
             continue
-        return replace(captured, assumptions=(*captured.assumptions, *_fallbacks(inputs, attempt, errors)))
-    first = errors[attempts[0]]  # it says most
-    raise trace_error(model, first) from first
+        return replace(flat, assumptions=(*flat.assumptions, *_fallbacks(exporter, attempt, errors)))
+    first = next((error for error in errors.values() if depends_on_data(error)), errors[attempts[0]])  # it says most
+    path = module_of(first)
+    if path:
+        raise _InTheWay(path, str(trace_error(exporter.model, first)))  # which is raised if it can't stand
+    raise trace_error(exporter.model, first) from first
 
 
-def _fallbacks(inputs: BoundInputs, used: _Attempt, errors: dict[_Attempt, Exception]) -> Iterator[str]:
+def _fallbacks(exporter: Exporter, used: Attempt, errors: dict[Attempt, Exception]) -> Iterator[str]:
     """What was given up because other attempts failed."""
-    if not used.symbolic and inputs.batch is not None:
+    if used.batch == "given" and exporter.inputs.batch is not None:
         reason = reason_of(next(iter(errors.values())))
-        yield f"the batch could not be symbolic ({reason}): traced at batch {inputs.batch} only"
+        yield f"the batch could not be symbolic ({reason}): traced at batch {exporter.inputs.batch} only"
     if not used.grouped:
-        reason = reason_of(errors[_Attempt(used.symbolic, True)])
+        reason = reason_of(errors[Attempt(used.batch, True)])
         yield f"equal blocks could not be traced once for all ({reason}): each is traced"
-
-
-def _capture(
-    model: nn.Module, inputs: BoundInputs, dtype: torch.dtype | None, loss_fn: LossFn | None, attempt: _Attempt
-) -> _Captured:
-    root = Root(shadow(model, dtype), inputs, loss_fn)
-    # A symbolic size must not be 0 or 1 when it is traced: torch takes those for constants.
-    batch = max(inputs.batch or 0, 2) if attempt.symbolic else inputs.batch
-    tensors = inputs.on_meta(batch, dtype)
-    names = _canonical_names(root.model)
-    params = {n: replace(spec_of(p), requires_grad=p.requires_grad) for n, p in root.model.named_parameters()}
-    buffers = {n: spec_of(b) for n, b in root.model.named_buffers()}
-    blocks, note = blocks_.find(root, inputs.on_meta(batch, dtype)) if attempt.grouped else ([], "")
-    try:
-        blocks_.install(root, blocks)
-        program = _export(root, tensors, inputs, attempt.symbolic)
-        converter = Converter(program, inputs.names, names, blocks)
-        return _Captured(root, converter, names, params, buffers, (note,) if note else ())
-    finally:
-        for block in blocks:
-            marker.forget(block.kind)
-
-
-def _export(
-    root: Root, tensors: tuple[Tensor, ...], inputs: BoundInputs, symbolic: bool
-) -> torch.export.ExportedProgram:
-    dim = torch.export.Dim("batch", min=1)
-    shapes = (tuple({0: dim} if shares and symbolic else {} for shares in inputs.batched),)
-    return torch.export.export(root, tensors, dynamic_shapes=shapes if symbolic else None, strict=False)
-
-
-def _canonical_names(model: nn.Module) -> dict[str, str]:
-    """For every name of a parameter or buffer the first name of the same tensor."""
-    first: dict[int, str] = {}
-    names: dict[str, str] = {}
-    for group in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)):
-        for name, tensor in group:
-            names[name] = first.setdefault(id(tensor), name)
-    return names
-
-
-def _flat(inputs: BoundInputs, captured: _Captured) -> Flat:
-    converter, outcome = captured.converter, captured.root.outcome
-    assumptions = captured.assumptions
-    if outcome.stands_in:
-        assumptions += (
-            "the model returns no scalar and no loss_fn was given: planned on the sum of its float outputs",
-        )
-    own = {PARAM + n: s for n, s in captured.params.items()} | {BUFFER + n: s for n, s in captured.buffers.items()}
-    return Flat(
-        items=tuple(converter.items),
-        values=converter.values | own,
-        inputs=tuple(INPUT + n for n in inputs.names),
-        params=captured.params,
-        buffers=captured.buffers,
-        aliases={name: first for name, first in captured.names.items() if name != first},
-        outputs=tuple(dict.fromkeys(converter.outputs)),
-        loss=None if outcome.loss_at is None else converter.outputs[outcome.loss_at],
-        assumptions=assumptions,
-    )
+    yield from exporter.stand_ins.notes()

@@ -3,64 +3,52 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from autopar.errors import TraceError
 from autopar.graph import Argument, DeviceArg, Dtype, Extent, Op, Ref, TensorSpec
 from autopar.trace import marker
 from autopar.trace.blocks import Block
 from autopar.trace.flat import BUFFER, INPUT, PARAM, BlockCall, Item, in_module
+from autopar.trace.opaque import OPAQUE, OPAQUE_MARK, Form
+from autopar.trace.sizes import DependsOnDataError, NotLinearError, extent, spec_of
 from autopar.trace.torch_private import HIGHER_ORDER, OVERLOAD
 
 ROOT = "model."
 """Prefix of the model's own names inside the exported wrapper."""
 
 _ASSERTS = ("_assert", "sym_constrain")
+_TORCH = str(Path(torch.__file__).parent)
 _DROPPED_KEYWORDS = frozenset({"pin_memory", "layout", "memory_format", "non_blocking"})
 _INLINED = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
-
-
-class NotLinearError(Exception):
-    """A size is not a linear function of the batch: the batch can't be symbolic."""
-
-
-def extent(size: Any) -> Extent:
-    """An int or symbolic size as a linear function of the batch, the only symbol there is."""
-    if isinstance(size, int) and not isinstance(size, torch.SymInt):
-        return Extent(0, size)
-    expression = size.node.expr
-    symbols = tuple(expression.free_symbols)
-    if not symbols:
-        return Extent(0, int(expression))
-    at = [expression.subs({symbols[0]: b}) for b in (2, 3, 7)]
-    slope = at[1] - at[0]
-    if len(symbols) > 1 or not all(v.is_integer for v in at) or at[2] - at[0] != 5 * slope:
-        raise NotLinearError(f"size {expression} is not linear in the batch")
-    return Extent(int(slope), int(at[0] - 2 * slope))
-
-
-def spec_of(tensor: Tensor) -> TensorSpec:
-    """Shape and dtype of a fake tensor."""
-    return TensorSpec(tuple(extent(s) for s in tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
 
 class Converter:
     """Reads one exported program; afterwards `items`, `values` and `outputs` are those of a `Flat`."""
 
     def __init__(
-        self, program: ExportedProgram, names: tuple[str, ...], canonical: dict[str, str], blocks: list[Block]
+        self,
+        program: ExportedProgram,
+        names: tuple[str, ...],
+        canonical: dict[str, str],
+        blocks: list[Block],
+        forms: Mapping[int, Form],
     ):
         self.items: list[Item] = []
         self.values: dict[str, TensorSpec] = {}
         self.outputs: list[str] = []
         self._blocks = blocks
+        self._forms = forms
         self._taken: set[str] = set()
         self._module = ""
         self._entered = 0
@@ -155,10 +143,18 @@ class Converter:
         return []
 
     def _call(self, graph: fx.GraphModule, node: Any, env: dict[fx.Node, Any]) -> Any:
-        target = node.target
         stack = node.meta.get("nn_module_stack")
         if stack:
             self._module = _innermost([path for path, _ in stack.values()])
+        try:
+            return self._called(graph, node, env)
+        except DependsOnDataError as error:
+            if error.path:
+                raise
+            raise DependsOnDataError(str(error), self._module, line_of(node.meta.get("stack_trace", ""))) from error
+
+    def _called(self, graph: fx.GraphModule, node: Any, env: dict[fx.Node, Any]) -> Any:
+        target = node.target
         if target is operator.getitem:
             return env[node.args[0]][node.args[1]]
         if isinstance(target, HIGHER_ORDER):
@@ -172,6 +168,8 @@ class Converter:
         name = str(target)
         if any(a in name for a in _ASSERTS):
             return None
+        if isinstance(value, (torch.SymFloat, torch.SymBool)) and free_unbacked_symbols(value):
+            raise DependsOnDataError(f"{name} computes a number from values")
         if isinstance(value, (torch.SymFloat, torch.SymBool)) or not isinstance(target, OVERLOAD):
             raise NotLinearError(f"{name} computes {value} from the batch size")
         if name == marker.ENTER:
@@ -179,6 +177,9 @@ class Converter:
             return [env[n] for n in node.args[0]]
         if name == marker.BLOCK:
             return self._block(node, env)
+        if name == OPAQUE_MARK:
+            tensors, form = _argument(node.args[0], env), self._forms[node.args[1]].text()
+            return self._emit(node.name, OPAQUE, (tensors, form), (), tuple(map(spec_of, value)))
         return self._op(node, name, value, env)
 
     def _op(self, node: fx.Node, target: str, value: Any, env: dict[fx.Node, Any]) -> Any:
@@ -222,6 +223,13 @@ class Converter:
         if not isinstance(result, Ref):
             return result
         return self._emit("detach", "aten.detach.default", (result,), (), (self.values[result.name],))[0]
+
+
+def line_of(stack_trace: str) -> str:
+    """`file:line` of the innermost frame of a trace as fx keeps it that is not torch's own; '' if there is none."""
+    frames = re.findall(r'File "([^"]+)", line (\d+)', stack_trace)
+    own = [f"{file}:{line}" for file, line in frames if not file.startswith(_TORCH)]
+    return own[-1] if own else ""
 
 
 def _innermost(paths: list[str]) -> str:

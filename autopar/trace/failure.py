@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from autopar.errors import TraceError
 from autopar.trace.loss import Root
+from autopar.trace.sizes import DependsOnDataError, NotLinearError, NotOneOperator
 
 _RUNS_THE_MODEL = ("loss.py", "dims.py")
 """Files of this folder in which errors of models show: they call the model and its loss, or are models."""
@@ -19,12 +21,14 @@ _TORCH = str(Path(torch.__file__).parent)
 
 def trace_error(model: nn.Module, error: BaseException | None) -> TraceError:
     """A TraceError that names the innermost module and line of the model in `error`'s traceback, and the reason."""
-    frames = [f for f, _ in traceback.walk_tb(error.__traceback__ if error else None)]
-    root = next((r for f in frames if isinstance(r := f.f_locals.get("self"), Root)), None)
-    own = [f for f in frames if root is not None and _module_path(root, f) is not None and not _in_library(f)]
+    frames = _frames(error)
+    root = _root(frames)
+    own = [f for f, _ in frames if root is not None and _module_path(root, f) is not None and not _in_library(f)]
     where = type(model).__name__
-    if own and root is not None:
-        where = f"{_module_path(root, own[-1]) or where}, {_line(own[-1], error)}"
+    if isinstance(error, DependsOnDataError) and error.path:
+        where = ", ".join(filter(None, (error.path, error.line)))
+    elif own and root is not None:
+        where = f"{_module_path(root, own[-1]) or where}, {_innermost_line(frames, own[-1])}"
     reason = str(error).strip().split("\n\n")[0][:600] if error else "no reason given"
     kind = type(error).__name__
     return TraceError(
@@ -33,8 +37,53 @@ def trace_error(model: nn.Module, error: BaseException | None) -> TraceError:
     )
 
 
+def depends_on_data(error: BaseException) -> bool:
+    """Whether a trace failed as the model asks for values, which no other way of tracing would give it."""
+    kinds = {type(e).__name__ for e in _causes(error)}
+    return bool(kinds & _ASKS_FOR_VALUES) or any(text in str(error) for text in _SAYS_SO)
+
+
+def module_of(error: BaseException) -> str:
+    """Path of the innermost submodule in which a trace failed; '' if it was the model itself or isn't known."""
+    if isinstance(error, (DependsOnDataError, NotOneOperator)):
+        return error.path
+    frames = _frames(error)
+    root = _root(frames)
+    paths = [path for f, _ in frames if root is not None and (path := _module_path(root, f)) is not None]
+    return paths[-1] if paths else ""
+
+
+_ASKS_FOR_VALUES = {
+    "DependsOnDataError", "NotOneOperator", "GuardOnDataDependentSymNode", "DataDependentOutputException",
+    "DynamicOutputShapeException",
+}  # fmt: skip
+_SAYS_SO = ("item() cannot be called on meta tensors", "data-dependent", "Cannot copy out of meta tensor")
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _frames(error: BaseException | None) -> list[tuple[FrameType, int]]:
+    """Frames with line numbers of the error or, if the model is not among them, of what it came from."""
+    found: list[tuple[FrameType, int]] = []
+    for each in _causes(error):
+        found = list(traceback.walk_tb(each.__traceback__))
+        if _root(found) is not None:
+            return found
+    return found
+
+
+def _root(frames: list[tuple[FrameType, int]]) -> Root | None:
+    return next((r for f, _ in frames if isinstance(r := f.f_locals.get("self"), Root)), None)
+
+
 def is_own_bug(error: BaseException) -> bool:
     """Whether `error` was raised by the code of this folder itself, not by torch or by the model it traces."""
+    if isinstance(error, (DependsOnDataError, NotLinearError, NotOneOperator)):  # said of the model
+        return False
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     file = Path(frames[-1].f_code.co_filename) if frames else Path()
     return file.parent == Path(__file__).parent and file.name not in _RUNS_THE_MODEL
@@ -53,12 +102,14 @@ def _in_library(frame: FrameType) -> bool:
 
 def _module_path(root: Root, frame: FrameType) -> str | None:
     """Path of the module whose method the frame runs; None if it is none of the model's."""
-    owner = frame.f_locals.get("self")
+    owner = frame.f_locals.get(next(iter(frame.f_code.co_varnames), ""))
     if not isinstance(owner, nn.Module):
         return None
     return next((path for path, module in root.model.named_modules() if module is owner), None)
 
 
-def _line(frame: FrameType, error: BaseException | None) -> str:
-    number = next(n for f, n in traceback.walk_tb(error.__traceback__ if error else None) if f is frame)
+def _innermost_line(frames: list[tuple[FrameType, int]], method: FrameType) -> str:
+    """`file:line` of the last frame at or below the method of a module that is the user's own code."""
+    begun = [f for f, _ in frames].index(method)
+    frame, number = [(f, n) for f, n in frames[begun:] if not _in_library(f)][-1]
     return f"{frame.f_code.co_filename}:{number}"

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from autopar.graph import Extent, Op, Ref, Saved, TensorSpec
 from autopar.trace.flat import BlockCall, Flat, Item
+from autopar.trace.opaque import OPAQUE, form_of
 from autopar.trace.run import run_op
 from autopar.trace.torch_private import storage_id
 
@@ -53,6 +54,11 @@ def _saved(op: Op, small: _Seen, large: _Seen, values: Mapping[str, TensorSpec])
         return Saved()
     if op.target == ATTENTION:
         return _flash_attention(op, values)
+    if op.target == OPAQUE:  # of one sample; where the batch is not known, of all
+        batched = any(values[name].batch_dim is not None for name in op.operands)
+        kept = form_of(str(op.args[1])).saved_bytes
+        inputs = tuple(n for n in op.operands if ":" not in n and values[n].requires_grad)
+        return Saved(inputs, (TensorSpec((Extent(kept) if batched else Extent(0, kept),), "uint8"),))
     if op.target == DROPOUT and op.args[2] is True:  # kept as a mask of one byte an element
         return Saved((), (TensorSpec(values[op.results[0]].shape, "bool"),))
     extra = tuple(
@@ -104,7 +110,7 @@ def _observe(flat: Flat, batch: int) -> _Observation:
                     env[name] = torch.empty_like(like).requires_grad_(like.requires_grad)
                     found.requires_grad[name] = like.requires_grad
         else:
-            found.ops[item.name] = _observe_op(item, env, batch)
+            found.ops[item.name] = _observe_op(item, env, batch, flat.values)
     return found
 
 
@@ -113,7 +119,16 @@ def _empty(spec: TensorSpec, batch: int) -> Tensor:
     return tensor.requires_grad_(spec.requires_grad)
 
 
-def _observe_op(op: Op, env: dict[str, Tensor], batch: int) -> _Seen:
+def _opaque_results(
+    op: Op, env: Mapping[str, Tensor], values: Mapping[str, TensorSpec], batch: int
+) -> tuple[Tensor, ...]:
+    """What a submodule returns: gradients flow to all floating results if to any of its tensors."""
+    flows = any(env[name].requires_grad for name in op.operands)
+    results = (_empty(replace(values[name], requires_grad=False), batch) for name in op.results)
+    return tuple(r.requires_grad_(flows and r.is_floating_point()) for r in results)
+
+
+def _observe_op(op: Op, env: dict[str, Tensor], batch: int, values: Mapping[str, TensorSpec]) -> _Seen:
     packed: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
@@ -121,7 +136,7 @@ def _observe_op(op: Op, env: dict[str, Tensor], batch: int) -> _Seen:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        results = run_op(op, env, batch, "meta")
+        results = _opaque_results(op, env, values, batch) if op.target == OPAQUE else run_op(op, env, batch, "meta")
     if op.target == ATTENTION:
         results = tuple(_laid_out_as(env[op.operands[0]], result) for result in results)
     owners = {storage_id(env[name]): name for name in reversed(op.operands)}

@@ -14,6 +14,7 @@ import torch
 
 from autopar.graph import Argument, Extent, LayerClass, LossForm, Op, OpGraph, Ref, TensorSpec
 from autopar.trace.equation import terms_of
+from autopar.trace.opaque import OPAQUE, form_of
 from autopar.trace.randomness import draws
 from autopar.trace.run import argument, overload
 
@@ -53,10 +54,12 @@ _VIEWS = {
 }  # fmt: skip
 _PERMUTING = {
     "transpose", "permute", "t", "unsqueeze", "expand", "squeeze", "contiguous", "alias", "lift_fresh_copy",
+    "movedim", "swapaxes", "swapdims", "mT", "view_as_complex", "view_as_real",
 }  # fmt: skip
 _POINTWISE = {
     "dropout", "to", "clone", "detach", "where", "masked_fill", "type_as", "float", "copy", "zeros_like",
-    "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "gelu", "silu", "mish", "selu", "relu6",
+    "ones_like", "full_like", "empty_like", "fill", "zero", "complex", "polar", "real", "imag", "conj",
+    "gelu", "silu", "mish", "selu", "relu6",
     "hardtanh", "__and__", "__or__", "__xor__",
 }  # fmt: skip
 _ALONG_DIM = {
@@ -64,6 +67,9 @@ _ALONG_DIM = {
     "split", "split_with_sizes", "chunk", "unbind", "cumsum", "cumprod", "diff", "sort", "argsort", "topk", "argmax",
     "argmin", "amax", "amin", "max", "min", "var", "std", "var_mean", "logsumexp", "flip", "roll", "gather", "norm",
     "linalg_vector_norm", "prod", "any", "all", "glu", "unfold", "index_select", "scatter", "scatter_add",
+    "scatter_reduce", "slice_scatter", "index_add", "index_copy", "logcumsumexp", "cummax", "cummin",
+    "kthvalue", "std_mean", "count_nonzero", "aminmax", "fft_fft", "fft_ifft", "fft_rfft", "fft_irfft", "fft_fft2",
+    "fft_ifft2", "fft_rfft2", "fft_fftn", "fft_ifftn", "fft_rfftn", "cosine_similarity", "repeat_interleave",
 }  # fmt: skip
 _CONTRACTIONS = {
     "linear", "matmul", "mm", "bmm", "addmm", "baddbmm",
@@ -71,7 +77,12 @@ _CONTRACTIONS = {
 _BATCH_FIRST = {
     "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose2d", "max_pool1d", "max_pool2d", "avg_pool2d",
     "adaptive_avg_pool1d", "adaptive_avg_pool2d", "group_norm", "instance_norm", "upsample_nearest2d",
-    "upsample_bilinear2d", "pixel_shuffle",
+    "upsample_bilinear2d", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "conv_transpose1d",
+    "conv_transpose3d", "max_pool3d", "avg_pool1d", "avg_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d",
+    "adaptive_avg_pool3d", "adaptive_max_pool3d", "upsample_nearest1d", "upsample_nearest3d", "upsample_linear1d",
+    "upsample_bicubic2d", "upsample_trilinear3d", "reflection_pad1d", "reflection_pad2d", "replication_pad1d",
+    "replication_pad2d", "max_pool1d_with_indices", "max_pool2d_with_indices", "im2col", "col2im", "grid_sampler",
+    "prelu",
 }  # fmt: skip
 _COUNTED = {
     "cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d",
@@ -137,7 +148,7 @@ def _after(op: Op, given: list[_State], values: dict[str, TensorSpec], result: T
     if any(isinstance(s, _Reduced) for s in given):
         form = _after_reduction(op, given, result)
         return _Reduced(form) if form else _mixing(op, f"{_name(op)} uses a value reduced over the batch")
-    certain = all(s.given for s in given if isinstance(s, (_Free, _Sample))) and not draws(op)
+    certain = all(s.given for s in given if isinstance(s, (_Free, _Sample))) and op.target != OPAQUE and not draws(op)
     if not any(isinstance(s, _Sample) for s in given):
         return _created(op, result, certain)
     found = _mixes(op, given, values, result)
@@ -223,7 +234,7 @@ def _apart(op: Op, name: str, specs: list[TensorSpec], operands: list[TensorSpec
     """Why an op whose operands and result each have one batch dim mixes samples, or None."""
     at = _from_end(specs[0])
     if torch.Tag.pointwise in overload(op.target).tags or name in _POINTWISE:
-        numbers = any(isinstance(a, Extent) and a.is_batch for a in op.args) and not name.startswith("new_")
+        numbers = any(isinstance(a, Extent) and a.is_batch for a in op.args)
         aligned = all(_from_end(s) == _from_end(result) for s in specs)
         return None if aligned and not numbers else f"{name} sets samples against each other"
     if name in ("batch_norm", "_native_batch_norm_legit_functional"):
@@ -239,12 +250,33 @@ def _apart(op: Op, name: str, specs: list[TensorSpec], operands: list[TensorSpec
         **dict.fromkeys(("tril", "triu"), lambda: at < -2),
         "einsum": lambda: _one_label(op, operands, result),
         "one_hot": lambda: specs[0].batch_dim == result.batch_dim,
+        **dict.fromkeys(("repeat", "tile"), lambda: _from_end(specs[0]) == at == _from_end(result)),
+        "select_scatter": lambda: not _touches_batch(op, [result]) and len({s.batch_dim for s in specs}) == 1,
+        "index": lambda: _indexes_apart(op, operands),
+        "opaque": lambda: form_of(str(op.args[1])).apart,
+        "cdist": lambda: all(_from_end(s) < -2 for s in (*specs, result)),
+        **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), lambda: _recurs_apart(op, specs)),
         "embedding": lambda: len(specs) == 1 and operands[0].batch_dim is None,
         "scaled_dot_product_attention": lambda: all(_from_end(s) < -2 for s in specs),
     }
     if name not in verdicts:
         return f"{op.target} is not known to keep samples apart"
     return None if verdicts[name]() else f"{name} sets samples against each other"
+
+
+def _indexes_apart(op: Op, operands: list[TensorSpec]) -> bool:
+    """Whether every sample picks from its own, or all from what is the same for all of them."""
+    source, *indices = operands
+    at = source.batch_dim
+    if at is None:
+        return len({_from_end(s) for s in indices if s.batch_dim is not None}) == 1
+    given = op.args[1] if isinstance(op.args[1], tuple) else ()
+    return (at >= len(given) or given[at] is None) and all(s.batch_dim is None for s in indices)
+
+
+def _recurs_apart(op: Op, specs: list[TensorSpec]) -> bool:
+    """Whether a recurrent layer goes along another dim than that of the samples, whose states lie behind the layers."""
+    return specs[0].batch_dim == (0 if op.args[-1] else 1) and all(s.batch_dim == 1 for s in specs[1:])
 
 
 def _length(argument: Argument) -> int:
@@ -265,8 +297,7 @@ def _same_samples(before: TensorSpec, after: TensorSpec) -> bool:
     """Whether a view keeps samples in order: the same dims in front of the batch, or only dims of size 1."""
     front = [s.shape[: s.batch_dim] for s in (before, after)]
     ones = all(e == Extent(0, 1) for dims in front for e in dims)
-    dims = [s.shape[s.batch_dim] for s in (before, after) if s.batch_dim is not None]
-    return ones or (front[0] == front[1] and dims[0] == dims[1])
+    return ones or front[0] == front[1]
 
 
 def _contracts_batch(name: str, operands: list[TensorSpec]) -> bool:

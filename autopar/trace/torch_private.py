@@ -9,11 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export._trace import _compiling_state_context  # type: ignore[attr-defined]
+from torch.utils._python_dispatch import _disable_current_modes
 
 
 def as_if_exporting() -> AbstractContextManager[None]:
     """Inside, `torch.compiler.is_exporting()` is true, so that models take the branches they take under export."""
     return _compiling_state_context()
+
+
+def off_the_record() -> AbstractContextManager[Any]:
+    """Inside, operators run for real although a trace is being made, and the trace does not see them."""
+    return _disable_current_modes()
 
 
 def storage_id(tensor: Tensor) -> int:

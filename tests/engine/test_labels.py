@@ -87,6 +87,18 @@ def test_too_wide_names_the_size() -> None:
     assert caught.value.entries == 10000
 
 
+def test_relaxed_where_too_wide() -> None:
+    """A clique whose tables are split gives a lower bound of the minimum, and a labelling that costs no less."""
+    rng = np.random.default_rng(0)
+    pair: dict[tuple[int, int], Costs] = {(i, j): rng.random((1, 5, 5)) for i in range(5) for j in range(i)}
+    graph = LabelGraph((5,) * 5, {}, pair)
+    relaxed, least = eliminate(graph, 100, 100), float(eliminate(graph).table[0])
+    labels = relaxed.decode(0)
+    cost = sum(float(table[0, labels[i], labels[j]]) for (i, j), table in pair.items())
+    assert not relaxed.exact
+    assert float(relaxed.table[0]) <= least <= cost < least + 1
+
+
 def test_no_legal_labelling() -> None:
     """Where nothing is legal the table holds inf, decoding refuses, and the program has no labels."""
     graph = LabelGraph((2,), {0: np.array([[np.inf, np.inf]])})

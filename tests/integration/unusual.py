@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -129,6 +130,47 @@ class Dataclass(nn.Module):
         return Output(out, F.l1_loss(out, y))
 
 
+class Experts(nn.Module):
+    """Each expert picks the tokens that go to it: sizes depend on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, 4, bias=False)
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.reshape(-1, WIDTH)
+        weights, chosen = self.gate(tokens).softmax(dim=-1).topk(2)
+        out = torch.zeros_like(tokens)
+        for i, expert in enumerate(self.experts):
+            token, place = torch.where(chosen == i)
+            out.index_add_(0, token, expert(tokens[token]) * weights[token, place].unsqueeze(1))
+        return out.view_as(x)
+
+
+class Wavering(nn.Module):
+    """Branches on the mean of all samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        return y.relu() if y.mean() > 0 else y.tanh()
+
+
+class Odd(nn.Module):
+    """Mixers around a submodule that can't be traced."""
+
+    def __init__(self, kind: type[nn.Module]) -> None:
+        super().__init__()
+        self.first, self.odd, self.second = Mixer(), kind(), Mixer()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.odd(self.first(x))).pow(2).mean()  # type: ignore[no-any-return]
+
+
 def _x(width: int = WIDTH) -> Tensor:
     return torch.zeros(2, width)
 
@@ -137,13 +179,14 @@ def _ids() -> Tensor:
     return torch.zeros(2, 4, dtype=torch.long)
 
 
-CASES: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
+CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "vae": (Vae, {"x": _x(), "noise": _x(4)}),
     "regression": (Regression, {"x": _x(), "y": _x(4)}),
     "plain attributes": (Scaled, {"x": _x()}),
     "block three times": (Repeated, {"x": _x()}),
     "embedding twice": (Twice, {"source": _ids(), "target": _ids(), "labels": _ids()}),
     "keywords only": (KeywordsOnly, {"batch": {"x": _x(), "y": _x(4)}, "power": 2}),
+    "experts": (lambda: Odd(Experts), {"x": torch.zeros(2, 4, WIDTH)}),
     "dataclass": (Dataclass, {"x": _x(), "y": _x(4)}),
 }
 

@@ -1,0 +1,116 @@
+"""One export of a model: its operators as a `Flat` list, with the batch symbolic, blended from two, or as given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import nn
+
+from autopar.graph import TensorSpec
+from autopar.trace import blocks as blocks_
+from autopar.trace import marker
+from autopar.trace.convert import Converter
+from autopar.trace.flat import BUFFER, INPUT, PARAM, Flat
+from autopar.trace.inputs import BoundInputs
+from autopar.trace.known import Known
+from autopar.trace.loss import LossFn, Root
+from autopar.trace.shadow import shadow
+from autopar.trace.sizes import spec_of
+from autopar.trace.standins import StandIns
+from autopar.trace.two_sizes import SIZES, blended
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """How to export: the batch as a symbol, from two sizes or the one given; equal blocks once for all or each."""
+
+    batch: Literal["symbol", "two sizes", "given"]
+    grouped: bool
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """What is exported: a model with inputs, a compute dtype, a loss, and submodules that stand as one operator."""
+
+    model: nn.Module
+    inputs: BoundInputs
+    dtype: torch.dtype | None
+    loss_fn: LossFn | None
+    stand_ins: StandIns
+
+    def export(self, attempt: Attempt) -> Flat:
+        """The model's operators. Raises whatever torch or the model raise."""
+        if attempt.batch == "two sizes":
+            small, large = (self._export(size, False, attempt.grouped, told=True) for size in SIZES)
+            return blended(small, large)
+        # A symbolic size must not be 0 or 1 when it is traced: torch takes those for constants.
+        symbolic = attempt.batch == "symbol"
+        batch = max(self.inputs.batch or 0, 2) if symbolic else self.inputs.batch
+        return self._export(batch, symbolic, attempt.grouped, told=symbolic)
+
+    def _export(self, batch: int | None, symbolic: bool, grouped: bool, told: bool) -> Flat:
+        """Export at `batch`; `told`: its sizes are told from others by their number where the batch is no symbol."""
+        root = Root(shadow(self.model, self.dtype), self.inputs, self.loss_fn)
+        tensors = self.inputs.on_meta(batch, self.dtype)
+        names = _canonical_names(root.model)
+        params = {n: replace(spec_of(p), requires_grad=p.requires_grad) for n, p in root.model.named_parameters()}
+        buffers = {n: spec_of(b) for n, b in root.model.named_buffers()}
+        blocks, note = (
+            self._blocks(root, SIZES[0] if symbolic and self.stand_ins.paths else batch, told) if grouped else ([], "")
+        )
+        self.stand_ins.install(root.model, batch if told else None)
+        try:
+            blocks_.install(root, blocks)
+            dim = torch.export.Dim("batch", min=1)
+            shapes = (tuple({0: dim} if shares else {} for shares in self.inputs.batched),)
+            with Known():
+                program = torch.export.export(root, tensors, dynamic_shapes=shapes if symbolic else None, strict=False)
+            converter = Converter(program, self.inputs.names, names, blocks, self.stand_ins.forms)
+        finally:
+            for block in blocks:
+                marker.forget(block.kind)
+        return self._flat(root, converter, names, params, buffers, (note,) if note else ())
+
+    def _blocks(self, root: Root, batch: int | None, told: bool) -> tuple[list[blocks_.Block], str]:
+        """The repeated blocks of the model, run once on meta at `batch`."""
+        tensors = self.inputs.on_meta(batch, self.dtype)
+        self.stand_ins.install(root.model, batch if told else None)
+        with Known():
+            return blocks_.find(root, tensors)
+
+    def _flat(
+        self,
+        root: Root,
+        converter: Converter,
+        names: dict[str, str],
+        params: dict[str, TensorSpec],
+        buffers: dict[str, TensorSpec],
+        notes: tuple[str, ...],
+    ) -> Flat:
+        outcome = root.outcome
+        if outcome.stands_in:
+            notes += ("the model returns no scalar and no loss_fn was given: planned on the sum of its float outputs",)
+        own = {PARAM + n: s for n, s in params.items()} | {BUFFER + n: s for n, s in buffers.items()}
+        return Flat(
+            items=tuple(converter.items),
+            values=converter.values | own,
+            inputs=tuple(INPUT + n for n in self.inputs.names),
+            params=params,
+            buffers=buffers,
+            aliases={name: first for name, first in names.items() if name != first},
+            outputs=tuple(dict.fromkeys(converter.outputs)),
+            loss=None if outcome.loss_at is None else converter.outputs[outcome.loss_at],
+            assumptions=notes,
+        )
+
+
+def _canonical_names(model: nn.Module) -> dict[str, str]:
+    """For every name of a parameter or buffer the first name of the same tensor."""
+    first: dict[int, str] = {}
+    names: dict[str, str] = {}
+    for group in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)):
+        for name, tensor in group:
+            names[name] = first.setdefault(id(tensor), name)
+    return names

@@ -1,0 +1,73 @@
+"""Submodules that can't be taken apart become one operator."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autopar.errors import TraceError
+from autopar.graph import Extent, Op, OpGraph
+from autopar.trace import trace
+from autopar.trace.opaque import OPAQUE, form_of
+from tests.integration.unusual import Experts, Wavering
+
+
+def _opaque(graph: OpGraph) -> list[Op]:
+    return [op for layer in graph.classes for op in layer.ops if op.target == OPAQUE]
+
+
+class Wrapped(nn.Module):
+    """Three blocks with a submodule of the given kind in each."""
+
+    def __init__(self, kind: type[nn.Module]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), kind()) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = torch.tanh(x + block(x))
+        return x.mean()
+
+
+def test_experts_that_pick_their_tokens() -> None:
+    """Samples stay apart in them, so the batch can be split; equal ones are one class; work is that of a sample."""
+    graph = trace(Wrapped(Experts), (torch.zeros(2, 4, 16),))
+    op = _opaque(graph)[0]
+    form = form_of(str(op.args[1]))
+    assert graph.separable
+    assert form.apart
+    assert len({o.args[1] for o in _opaque(graph)}) == 1
+    assert op.module == "blocks.0.1"
+    # One sample of 4 tokens: each through 2 of the experts (16 x 16, multiply and add), and the gate (16 x 4).
+    assert form.flops == pytest.approx(4 * (2 * 16 * 16 * 2 + 16 * 4 * 2))
+    assert op.saved.extra[0].shape == (Extent(form.saved_bytes),)
+
+
+def test_a_branch_on_a_mean() -> None:
+    """All samples decide: the module is one operator that nothing splits, and the note names module and line."""
+    graph = trace(Wrapped(Wavering), (torch.zeros(2, 4, 16),))
+    op = _opaque(graph)[0]
+    assert not form_of(str(op.args[1])).apart
+    assert not graph.separable
+    (note,) = graph.assumptions
+    assert "blocks.0.1" in note
+    assert "unusual.py:" in note
+
+
+class Whole(nn.Module):
+    """A model whose own forward branches on a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x).sum()
+        return y if y > 0 else -y
+
+
+def test_a_model_that_is_nothing_but_a_branch() -> None:
+    """There is nothing to plan: the error names the line."""
+    with pytest.raises(TraceError, match=r"test_opaque\.py:\d+: can't be traced"):
+        trace(Whole(), (torch.zeros(2, 4),))
