@@ -22,9 +22,10 @@ from autopar.formulate.leanest import leanest, size_text, tightest_stage
 from autopar.formulate.scenario import SolvedScenario
 from autopar.formulate.sizes import NO_SLOWER, PER_DEVICE, Searched, Sizes, searched
 from autopar.formulate.space import Space
+from autopar.formulate.tables import Setting
+from autopar.formulate.whole import whole_ops
 from autopar.graph import OpGraph
 from autopar.plan import Fingerprint, PlanRecord, Request
-from autopar.shard.rules import rule_for
 
 
 @dataclass(frozen=True)
@@ -113,16 +114,16 @@ class Planner:
         return assemble(
             solved, self.graph, self.cluster, self.request,
             Fingerprint(self.graph.digest, self.pricer.identity(), self.cluster.device.name),
-            limit_bytes=self.limit_bytes, assumptions=self._assumptions(), lower_bound_s=bound_s,
+            limit_bytes=self.limit_bytes, assumptions=self._assumptions(solved.setting), lower_bound_s=bound_s,
             trace_s=self.trace_s, search_s=time.process_time() - began,
         )  # fmt: skip
 
-    def _assumptions(self) -> tuple[str, ...]:
+    def _assumptions(self, setting: Setting) -> tuple[str, ...]:
         found = list(self.graph.assumptions)
         if not self.graph.separable:
             found.append(f"one microbatch: {self.graph.why_not_separable}")
         found += [f"{target} is priced by the bytes of its operands alone" for target in unknown_targets(self.graph)]
-        found += [f"{where} has no sharding rule: every rank runs it whole" for where in ops_without_rule(self.graph)]
+        found += whole_ops(self.graph, setting, self.pricer)
         found += [*optimizer_assumptions(self.request.optimizer), *self.pricer.assumptions]
         return tuple(found)
 

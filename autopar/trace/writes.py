@@ -148,9 +148,8 @@ def _place(view: _View, values: dict[str, TensorSpec]) -> tuple[Argument, ...] |
     if kind == "slice":
         given = dict(zip(("dim", "start", "end", "step"), op.args[1:], strict=False)) | dict(op.kwargs)
         return given.get("dim", 0), given.get("start"), given.get("end"), given.get("step", 1)
-    if kind == "narrow" and all(isinstance(a, int) for a in op.args[2:4]):
-        start, length = op.args[2:4]
-        return dim, start, start + length, 1
+    if kind == "narrow" and isinstance(op.args[2], int) and isinstance(op.args[3], int):
+        return dim, op.args[2], op.args[2] + op.args[3], 1
     if kind == "select":
         return op.args[2]
     if kind == "unbind":

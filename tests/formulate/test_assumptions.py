@@ -9,29 +9,33 @@ import torch
 from torch import Tensor, nn
 
 from autopar.formulate.config import ManualConfig
-from autopar.formulate.planner import ops_without_rule
+from autopar.graph import Operand, OpKey
 from autopar.trace.capture import trace
 from tests.formulate.cases import planner
 
 
-class Scattered(nn.Module):
-    """A scatter, for which there is no rule, between two linear layers."""
+class Inverting(nn.Module):
+    """Inverses of matrices, for which there is no rule, between two linear layers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 1)
 
-    def forward(self, x: Tensor, places: Tensor) -> Tensor:
-        hidden = torch.zeros_like(x).scatter(1, places, self.first(x))
-        loss: Tensor = self.last(hidden).mean()
+    def forward(self, x: Tensor) -> Tensor:
+        loss: Tensor = self.last(torch.linalg.inv(self.first(x))).mean()
         return loss
 
 
 def test_ops_without_rule_are_named() -> None:
-    """The operator and where it stands are said once; operators with rules are not."""
-    inputs = {"x": torch.zeros(4, 8), "places": torch.zeros(4, 8, dtype=torch.long)}
-    (found,) = ops_without_rule(trace(Scattered(), inputs))
-    assert found.startswith("aten.scatter.src (")
+    """The operator, where it stands and what it takes of all microbatches are said once; the plan can be made."""
+    graph = trace(Inverting(), {"x": torch.zeros(4, 8, 8)}, compute_dtype="float32")
+    one = replace(planner("mlp"), graph=graph)
+    record = one.estimate(ManualConfig(dp=2, microbatch_size=4))
+    (found,) = [note for note in record.assumptions if "no sharding rule" in note]
+    key = OpKey("aten.linalg_inv.default", (Operand((8, 8, 8), "float32", True),))
+    times = one.pricer.ops([key])
+    assert found.startswith("aten.linalg_inv.default (the model itself)")
+    assert f"{1e3 * float(times.forward_s[0] + times.backward_s[0]):.3g} ms of a step" in found
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ class Whole(nn.Module):
         self.linear = nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.linear(x).sum()
+        y: Tensor = self.linear(x).sum()
         return y if y > 0 else -y
 
 
