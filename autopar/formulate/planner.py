@@ -179,13 +179,3 @@ def _require_figures(objective: str, cluster: Cluster) -> None:
             f"objective={objective}: device {cluster.device.name!r} has no {wanted}; give it in a cluster file or "
             "in the device's file, or choose tokens_per_s_per_device."
         )
-
-
-def ops_without_rule(graph: OpGraph) -> list[str]:
-    """Operators that can't be split, each with the module it stands in first."""
-    first: dict[str, str] = {}
-    for layer in graph.classes:
-        for op in layer.ops:
-            if op.operands and rule_for(op, layer) is None:
-                first.setdefault(op.target, op.module)
-    return [f"{target} ({module or 'the model itself'})" for target, module in first.items()]
