@@ -9,7 +9,8 @@ HEAD = """# Accuracy of predicted steps and memory
 
 Predictions of `autopar validate` beside published training runs and memory figures, {day}. Written by
 
-    python -m benchmarks.published training_rows.csv memory_rows.csv --accuracy docs/accuracy.md
+    python -m benchmarks.published training_rows.csv memory_rows.csv --fit-also training_rows_small_single_node.csv \\
+        --accuracy docs/accuracy.md
 
 *Shipped* are the constants in `profiles/steps.toml`, one set a device and a kind of link, fitted to these rows by
 `python -m benchmarks.fit_steps`. *Left out*: constants fitted to all other sources. *Constant* is 45 % of peak on

@@ -1,6 +1,6 @@
 """Every published training run and memory figure beside its prediction, in sample and with its source left out.
 
-    python -m benchmarks.published ROWS.csv… [--out FOLDER] [--accuracy docs/accuracy.md]
+    python -m benchmarks.published ROWS.csv… [--fit-also ROWS.csv…] [--out FOLDER] [--accuracy docs/accuracy.md]
 
 Prints the table by source; writes a dated report and its plots to FOLDER, and the page on accuracy. Leaving a source
 out fits the constants, and those of the closed form, to all others; it takes about four minutes of CPU.
@@ -32,15 +32,15 @@ class Published:
     left_out: list[PredictedStep]
 
 
-def published(paths: Sequence[Path], *, left_out: bool = True) -> Published:
-    """Predict the rows of the files."""
+def published(paths: Sequence[Path], fit_also: Sequence[Path] = (), *, left_out: bool = True) -> Published:
+    """Predict the rows of the files; what is left out is fitted to the others', and to those in `fit_also`."""
     shipped = predict_steps(read_tables(paths, STEP_KINDS))
     training = [path for path in paths if read_tables([path], STEP_KINDS)[0].kind == "training"]
-    return Published(shipped, _left_out(training) if left_out else [])
+    return Published(shipped, _left_out(training, fit_also) if left_out else [])
 
 
-def _left_out(paths: Sequence[Path]) -> list[PredictedStep]:
-    rows = timed_rows(paths)
+def _left_out(paths: Sequence[Path], fit_also: Sequence[Path]) -> list[PredictedStep]:
+    rows = timed_rows([*paths, *fit_also])
     known = steady(rows)
     start = fit(known)
     found = []
@@ -84,11 +84,12 @@ def main() -> None:
     """Print, and write what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rows", nargs="+", type=Path)
+    parser.add_argument("--fit-also", nargs="*", default=[], type=Path, help="tables that are fitted only")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--accuracy", type=Path)
     parser.add_argument("--in-sample", action="store_true", help="leave no source out")
     asked = parser.parse_args()
-    found = published(asked.rows, left_out=not asked.in_sample)
+    found = published(asked.rows, asked.fit_also, left_out=not asked.in_sample)
     print(steps_text(found.shipped))
     if found.left_out:
         print("\nwith each source left out of the fit\n")

@@ -17,9 +17,9 @@ class Conventions:
     `keeps`: how often autograd keeps it. `library_attention`: whether attention is the maker's newest kernel. `rerun`:
     the share of a block that `selective` recomputation runs again; 0 where it is the core of attention alone.
     `whole_batch`: whether the batch isn't split in time where a plan doesn't say, but for a pipeline into as many
-    microbatches as stages. `messages`: how many collectives a block's parameters take. `half_states`: whether
-    parameters, gradients and moments all have 16 bits. `extra_state_bytes`: of copies that the optimizer keeps a
-    parameter, sharded as its states are.
+    microbatches as stages. `messages`: how many collectives a block's parameters take; `link_share`: of a link's rate
+    that these reach. `half_states`: whether parameters, gradients and moments all have 16 bits. `extra_state_bytes`: of
+    copies that the optimizer keeps a parameter, sharded as its states are.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Conventions:
     messages: float = 1.0
     half_states: bool = False
     extra_state_bytes: float = 0.0
+    link_share: float = 1.0
 
 
 CLASSIC = Conventions("megatron 2021", False, 22, False, False, 2, 4, False, 0, "none", True)
@@ -57,11 +58,25 @@ TORCHTITAN_2025 = replace(TORCHTITAN, lean_loss=True)
 LITGPT = replace(FSDP, name="litgpt", recompute="full", half_states=True)
 TUNED_FSDP = replace(COMPILED, name="automodel", library_attention=True)
 DEEPSPEED = Conventions(
-    "deepspeed", True, 30, False, True, 2, 2, False, 3, "none", passes=1.5, rerun=0.45, messages=60, keeps=1.7
-)
+    "deepspeed",
+    True,
+    30,
+    False,
+    True,
+    2,
+    2,
+    False,
+    3,
+    "none",
+    passes=1.5,
+    rerun=0.45,
+    messages=60,
+    keeps=1.7,
+    link_share=0.4,
+)  # fmt: skip
 PADDLE = Conventions("paddle", True, 26, False, False, 2, 2, False, 1, "none", passes=1.3, messages=2)
 INTERNEVO = Conventions(
-    "internevo", True, 20, False, True, 2, 2, False, 1, "none", passes=1.3, messages=60, extra_state_bytes=6
+    "internevo", True, 20, False, True, 2, 2, False, 1, "none", passes=1.3, messages=30, extra_state_bytes=6
 )
 GALVATRON = replace(MODERN, name="galvatron", zero=3, passes=1.5, keeps=1.9, whole_batch=True)
 

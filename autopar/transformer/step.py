@@ -87,8 +87,11 @@ class _Assembly:
         self.costs, self.layout, self.known = costs, costs.layout, constants
         self.hides = costs.layout.conventions
 
-    def local(self, work: Local) -> float:
-        """Seconds of local work, as the device or the host that starts its kernels bounds it."""
+    def local(self, work: Local, sent: float = 0.0, calls: int = 0) -> float:
+        """Seconds of local work with `calls` collectives that take `sent` in it.
+
+        The device bounds it, or the host that starts the kernels and collectives.
+        """
         known, which = self.known, self.costs.device
         attention = known.of("attention", *which) * (1 if self.hides.library_attention else known.of("plain_attention"))
         device = (
@@ -96,8 +99,9 @@ class _Assembly:
             + work.grouped * known.of("grouped", *which) + work.attention * attention
             + work.moved * known.of("moved", *which)
         )  # fmt: skip
-        device += work.kernels * known.of("gap_us") * 1e-6
-        return joined_numbers(device, work.kernels * known.of("kernel_us") * 1e-6, SHARPNESS)
+        device += work.kernels * known.of("gap_us") * 1e-6 + sent
+        host = (work.kernels * known.of("kernel_us") + calls * known.of("call_us")) * 1e-6
+        return joined_numbers(device, host, SHARPNESS)
 
     def sent(self, wire: Wire) -> float:
         """Seconds of a collective."""
@@ -142,14 +146,22 @@ class _Assembly:
         returned = self.sent(costs.traffic.tensor_backward) * shown
         ring = self.sent(costs.traffic.context) * (1 - known.of("context_hidden"))
         routed = self.sent(costs.traffic.experts) * known.of("routing")
+        calls = (4 if layout.sequence else 2) if layout.tp > 1 else 0
         sent, back = tensor + ring + routed, returned + 2 * ring + routed
+        passed, returning = (
+            self.local(w, s, calls) for w, s in ((costs.block.forward, sent), (costs.block.backward, back))
+        )
         back += layout.recomputed * sent
+        if layout.recomputed:
+            again = layout.recomputed * passed
+        shown_forward, shown_backward = 0.0, 0.0
         if layout.zero == 3:
             gather, scatter = self.sent(costs.traffic.parameters), self.sent(costs.traffic.gradients)
             hidden = known.of("shard_hidden")
-            sent += exposed_s(gather, forward, hidden)
-            back += exposed_s(gather + scatter, backward + again, hidden)
-        return _Passes(forward + sent, backward + again + back, sent + back)
+            shown_forward = exposed_s(gather, forward, hidden)
+            shown_backward = exposed_s(gather + scatter, backward + again, hidden)
+        shown_all = shown_forward + shown_backward
+        return _Passes(passed + shown_forward, returning + again + shown_backward, sent + back + shown_all)
 
     def ends(self) -> tuple[_Passes, _Passes]:
         """Embedding and head."""

@@ -14,7 +14,7 @@ from autopar.graph import CollectiveKey
 from autopar.measure.models.device import DeviceModel
 from autopar.transformer.calls import local_tokens
 from autopar.transformer.dims import Shape
-from autopar.transformer.layout import Layout
+from autopar.transformer.layout import Conventions, Layout
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Wire:
     def __mul__(self, factor: float) -> Wire:
         return Wire(self.inside * factor, self.between * factor, self.rounds * factor)
 
-    def dealt(self, messages: float) -> Wire:
-        """The same bytes in so many messages."""
-        return Wire(self.inside, self.between, self.rounds * messages)
+    def dealt(self, how: Conventions) -> Wire:
+        """The same bytes as a framework sends parameters: in so many messages, at a share of the links' rates."""
+        return Wire(self.inside / how.link_share, self.between / how.link_share, self.rounds * how.messages)
 
 
 NO_WIRE = Wire()
@@ -110,7 +110,7 @@ def traffic(shape: Shape, layout: Layout, cluster: Cluster, model: DeviceModel) 
     split = layout.tp if layout.sequence or layout.conventions.dropout else 1
     return Traffic(
         tensor[0], tensor[1], ring, exchanged, _sent(activation / split, layout, cluster),
-        gradients.dealt(layout.conventions.messages), parameters.dealt(layout.conventions.messages),
+        gradients.dealt(layout.conventions), parameters.dealt(layout.conventions),
         _reduced(ends, layout, cluster, model, 1), _gathered(ends, layout, cluster, model, 1),
         _tied(shape, layout, ends, cluster, model),
     )  # fmt: skip
