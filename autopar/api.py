@@ -153,17 +153,21 @@ def estimate(
     profile: str | Path | None = None,
     loss_fn: Callable[..., Any] | None = None,
     name: str | None = None,
+    straggler: float = 1.0,
 ) -> Plan:
     """Predict a hand-written plan. What does not fit the memory comes back with `feasible` False and all figures.
 
-    Under another framework than autopar's (`config.framework`) a transformer may also be given by its dimensions.
+    Under another framework than autopar's (`config.framework`) a transformer may also be given by its dimensions, and
+    one device be `straggler` times as slow as the others.
     Raises ConfigError on bad arguments and on what can't be run, TraceError.
     """
     asked = Asked(
         model, cluster, global_batch, dtype, dtype_policy, optimizer, memory_limit, config=config, name=name
     )  # fmt: skip
     if config.framework != "autopar":
-        return _under_framework(asked, config, example_inputs, loss_fn, profile)
+        return _under_framework(asked, config, example_inputs, loss_fn, profile, straggler)
+    if straggler != 1.0:
+        raise ConfigError(f"straggler={straggler}: only with framework=megatron, fsdp or deepspeed; leave it out")
     return _priced(asked, example_inputs, loss_fn, profile, lambda p: p.estimate(config))
 
 
@@ -274,6 +278,7 @@ def _under_framework(
     example_inputs: Inputs,
     loss_fn: Callable[..., Any] | None,
     profile: str | Path | None,
+    straggler: float,
 ) -> Plan:
     """Predict a plan that another framework runs."""
     from autopar.frameworks import NARROW, predict, shape_of
@@ -283,7 +288,7 @@ def _under_framework(
         raise ConfigError(f"framework={config.framework}: predicted without loss_fn and profile; leave them out")
     request, cluster = replace(asked, dtype="bf16" if asked.dtype in NARROW else asked.dtype).checked()
     shape = asked.model if isinstance(asked.model, Shape) else shape_of(asked.model, example_inputs)
-    return Plan(predict(shape, config, request, cluster, asked.dtype))
+    return Plan(predict(shape, config, request, cluster, asked.dtype, straggler))
 
 
 def _require_device(record: PlanRecord) -> None:

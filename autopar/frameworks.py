@@ -37,11 +37,13 @@ NARROW = {"fp8": "float8_e4m3fn", "mxfp8": "float8_e4m3fn", "nvfp4": "float4_e2m
 COMPUTE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
-def predict(shape: Shape, config: ManualConfig, request: Request, cluster: Cluster, dtype: str) -> PlanRecord:
-    """The record of an estimate. Raises ConfigError where it can't be predicted."""
+def predict(
+    shape: Shape, config: ManualConfig, request: Request, cluster: Cluster, dtype: str, straggler: float = 1.0
+) -> PlanRecord:
+    """An estimate's record, one device `straggler` times as slow. Raises ConfigError where it can't be predicted."""
     began = time.process_time()
     layout = layout_of(config, shape, cluster, request.global_batch, dtype)
-    taken = step_time(costs_of(shape, layout, cluster), shipped_constants())
+    taken = step_time(costs_of(shape, layout, cluster), shipped_constants(), straggler=straggler)
     held = peak_bytes(shape, layout)
     return _record(shape, layout, taken, held, replace(request, dtype=dtype, seq_len=shape.seq), cluster, began)
 

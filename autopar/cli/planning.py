@@ -16,7 +16,6 @@ from autopar.cli.answer import (
     outlined,
     require_plotly,
     say,
-    unavailable,
     work,
     write,
 )
@@ -114,8 +113,6 @@ def estimate(
     as_json: Json = False,
 ) -> Answer:
     """Predict step time and memory of a hand-written plan."""
-    if straggler is not None:
-        unavailable("estimate --straggler", "leave it out")
     check_targets(timeline)
     where, wanted = cluster_of(cluster, None), config_of(config)
     with work():
@@ -130,6 +127,7 @@ def estimate(
             dtype=dtype,
             memory_limit=memory_limit,
             profile=profile,
+            straggler=straggler or 1.0,
         )
         write(found, None, timeline)
         return Answer(found.explain(), found.to_json(), as_json)

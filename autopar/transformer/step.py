@@ -68,9 +68,12 @@ class StepTime:
     optimizer_s: float
 
 
-def step_time(costs: Costs, constants: Constants, *, simulated: bool = True) -> StepTime:
-    """Put a step together; by the pipeline's closed form unless `simulated`."""
-    return _Assembly(costs, constants).together(simulated=simulated)
+def step_time(costs: Costs, constants: Constants, *, simulated: bool = True, straggler: float = 1.0) -> StepTime:
+    """Put a step together; by the pipeline's closed form unless `simulated`.
+
+    One device of the busiest stage takes `straggler` times as long as the others, which wait for it.
+    """
+    return _Assembly(costs, constants).together(simulated=simulated, straggler=straggler)
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ class _Assembly:
             + wire.rounds * known.of("round_us") * 1e-6
         )  # fmt: skip
 
-    def together(self, *, simulated: bool) -> StepTime:
+    def together(self, *, simulated: bool, straggler: float) -> StepTime:
         layout, costs = self.layout, self.costs
         block, ends = self.block(), self.ends()
         stages = stage_blocks(costs.shape, layout)
@@ -125,6 +128,9 @@ class _Assembly:
         extra = self.known.of("pass_us") * 1e-6
         forward = [f + extra for f in forward]
         backward = [b + extra for b in backward]
+        busiest = max(range(layout.pp), key=lambda g: sum(forward[g :: layout.pp]) + sum(backward[g :: layout.pp]))
+        for stage in range(busiest, len(stages), layout.pp):
+            forward[stage], backward[stage] = straggler * forward[stage], straggler * backward[stage]
         busy, piped = self.pipeline(forward, backward, boundary, simulated=simulated)
         own = max(sum(stages[g :: layout.pp]) for g in range(layout.pp))
         optimizer = self.optimizer()

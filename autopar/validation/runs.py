@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import isfinite
@@ -172,13 +173,13 @@ def _layout(reader: _Reader, shape: Shape, device: DeviceFile, conventions: Conv
         reader.say(f"{count} microbatches of {size} (for a global batch of {batch} on dp={dp})")
     dtype = _dtype(reader, conventions, device)
     zero = _zero(reader, conventions)
-    recompute = _recompute(reader, conventions)
+    recompute, share = _recompute(reader, conventions, shape)
     layout = Layout(
         dp=dp, tp=tp, cp=cp, ep=_experts(reader, shape, dp * cp * tp), pp=pp, chunks=chunks,
         schedule=_schedule(reader, chunks), microbatch=size, num_microbatches=count, zero=zero.level,
         zero_ways=min(_per_node(reader, device, gpus), gpus) // (tp if tp < 8 else 1) if zero.ways < 0 else zero.ways,
         sequence=bool(reader.number("sequence_parallel", int(conventions.sequence and tp > 1))) and tp > 1,
-        recomputed=1.0 if recompute == "full" else 0.0, selective=recompute == "selective",
+        recomputed=share if recompute == "full" else 0.0, selective=recompute == "selective",
         fused_attention=bool(reader.number("flash_attention", int(conventions.fused_attention))),
         compute=COMPUTE[dtype], gemm_dtype=NARROW.get(dtype, COMPUTE[dtype]), conventions=conventions,
     )  # fmt: skip
@@ -207,12 +208,15 @@ def _zero(reader: _Reader, conventions: Conventions) -> Zero:
     return zero_in(text)
 
 
-def _recompute(reader: _Reader, conventions: Conventions) -> str:
+def _recompute(reader: _Reader, conventions: Conventions, shape: Shape) -> tuple[str, float]:
+    """The kind of recomputation, and the share of blocks: all, or those that `full:8` or `block 8` counts."""
     text = reader.text("recompute")
     if not text:
         reader.say(f"recompute={conventions.recompute}")
-        return conventions.recompute
-    return value_in("recompute", text, RECOMPUTES)
+        return conventions.recompute, 1.0
+    counted = re.search(r"(?:full|block|uniform)\D{1,3}(\d+)", text.lower())
+    share = min(1.0, int(counted[1]) / shape.layers) if counted else 1.0
+    return value_in("recompute", text, RECOMPUTES), share
 
 
 def _schedule(reader: _Reader, chunks: int) -> str:

@@ -44,6 +44,7 @@ DTYPES: Mapping[str, str] = {
 SCHEDULES: Mapping[str, str] = {
     "none": "1f1b", "1f1b": "1f1b", "one forward one backward": "1f1b", "pipedream flush": "1f1b", "gpipe": "gpipe",
     "interleaved": "interleaved", "interleaved 1f1b": "interleaved", "interleaved or 1f1b": "", "not stated": "",
+    "pipedream": "1f1b", "dapple": "1f1b",
     "afab": "gpipe", "zb": "zb", "zb h1": "zb", "zero bubble": "zb", "zbv": "zbv", "zb v": "zbv",
     "dualpipe": "dualpipev", "dualpipev": "dualpipev",
 }  # fmt: skip
@@ -51,6 +52,8 @@ SCHEDULES: Mapping[str, str] = {
 RECOMPUTES: Mapping[str, str] = {
     "none": "none", "off": "none", "no": "none", "0": "none", "false": "none", "selective": "selective",
     "full": "full", "block": "full", "uniform": "full", "1": "full", "true": "full", "yes": "full", "all": "full",
+    "checkpointing": "full", "checkpoint": "full", "ac": "full",
+    "selective op": "selective", "core attention": "selective",
 }  # fmt: skip
 
 Value = TypeVar("Value")
@@ -92,6 +95,10 @@ def zero_in(text: str) -> Zero:
     ways = int(group[1]) if group else 0
     if match := re.match(r"(?:zero )?(?:stage )?([0-3])\b", words):
         return Zero(int(match[1]), ways)
+    if re.search(r"\bshard grad op\b", words):
+        return Zero(2, ways)
+    if re.search(r"\bno shard\b|\bno zero\b", words):
+        return Zero(0)
     if re.search(r"\b(?:hsdp|hybrid shard)", words):
         return Zero(3, ways or -1)
     if re.search(r"\bfsdp|\bfully? shard|\bzero ?3|\bparameters\b", words):
@@ -105,14 +112,32 @@ def zero_in(text: str) -> Zero:
     raise ConfigError(f"zero_stage={text!r} is not known; give 0 to 3, ddp, distributed optimizer, fsdp or hsdp")
 
 
+SIZE_APART = 0.1
+"""Memory that a text names is a device's where it is no further from it."""
+
+
 @lru_cache(maxsize=1024)
 def device_in(text: str) -> tuple[DeviceFile, str]:
-    """The device that a text names, and the alias found: the longest one. Raises ConfigError where there is none."""
+    """The device that a text names, and the alias found: the longest one. Raises ConfigError where there is none.
+
+    Where the text also names gigabytes that aren't those of the device but of another of its family, it is that one:
+    `A100-SXM4-40GB` is no A100 of 80 GB.
+    """
     known = {plain(key): device for device in all_devices() for key in (device.name, *device.aliases)}
     found = longest(text, known)
     if found is None:
         raise ConfigError(f"gpu={text!r} is not known; `autopar devices` lists those there are")
-    return found[1], found[0]
+    alias, device = found
+    size = re.search(r"(\d+) ?gi?b?\b", plain(text))
+    if size and not _has(device, int(size[1])):
+        family, pcie = device.name.partition("-")[0], "pcie" in plain(text)
+        others = [d for d in all_devices() if d.name.partition("-")[0] == family and _has(d, int(size[1]))]
+        device = next((d for d in others if ("pcie" in d.name) == pcie), device)
+    return device, alias
+
+
+def _has(device: DeviceFile, gigabytes: int) -> bool:
+    return abs(device.memory_gib / gigabytes - 1) <= SIZE_APART
 
 
 def framework_in(text: str) -> Conventions:

@@ -277,3 +277,12 @@ def test_dimensions_of_models() -> None:
     assert shape_of_spec(spec, 32).num_params == counted
     with pytest.raises(ConfigError, match="framework=autopar"):
         shape_of(nn.Linear(2, 2), loaded.inputs)
+
+
+def test_others_wait_for_a_slow_device() -> None:
+    """A device that takes twice as long doubles the passes of a step without a pipeline, of one stage with one."""
+    shape, where = gpt(32, 4096, 32), load_cluster("8x8xa100-80gb")
+    for config, most in (("dp=64,framework=megatron", 2.0), ("tp=8,pp=8,framework=megatron", 2.0)):
+        costs = costs_of(shape, layout(config), where)
+        usual, slow = (step_time(costs, shipped_constants(), straggler=f).step_time_s for f in (1.0, 2.0))
+        assert 1.5 * usual < slow < most * usual

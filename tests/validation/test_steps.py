@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import product
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from autopar.cli.main import _run
 from autopar.cluster import all_devices
 from autopar.errors import ConfigError
 from autopar.rows import STEP_KINDS, Table, read_tables
-from autopar.validation.steps import PredictedStep, predict_steps
+from autopar.validation.public_models import MODELS
+from autopar.validation.steps import PredictedStep, ReadRow, predict_steps, read_rows
 from autopar.validation.summaries import LEAST_PLANS, summary
 from autopar.validation.words import Zero, device_in, framework_in, zero_in
 
@@ -34,7 +36,8 @@ def predict(*rows: dict[str, str], kind: str = "training") -> list[PredictedStep
         ("1 (optimizer states over 8 dp ranks)", Zero(1, 8)), ("1 (optimizer states over all dp)", Zero(1)),
         ("fsdp2 (shard 64)", Zero(3, 64)), ("fsdp2 (full shard)", Zero(3)), ("fsdp(shard group 128)", Zero(3, 128)),
         ("hsdp", Zero(3, -1)), ("ddp/distributed-optimizer", Zero(1)), ("distributed optimizer (1)", Zero(1)),
-        ("2", Zero(2)), ("ZeRO-2", Zero(2)), ("zero stage 3", Zero(3)), ("ddp", Zero(0)),
+        ("2", Zero(2)), ("ZeRO-2", Zero(2)), ("SHARD_GRAD_OP", Zero(2)),
+        ("FULL_SHARD", Zero(3)), ("NO_SHARD", Zero(0)), ("zero stage 3", Zero(3)), ("ddp", Zero(0)),
     ],
 )  # fmt: skip
 def test_words_for_zero(text: str, zero: Zero) -> None:
@@ -46,6 +49,8 @@ def test_longest_alias_wins() -> None:
     """A device's and a framework's most specific name in a text decides; what isn't known is said."""
     assert device_in("H100-96GB-HBM2e (500W)")[0].name == "h100-96gb"
     assert device_in("A100 (unlabelled)")[0].name == "a100-80gb"
+    assert device_in("A100-SXM4-40GB")[0].name == "a100-40gb"
+    assert device_in("NVIDIA A100 40GB PCIe")[0].name == "a100-40gb-pcie"
     assert framework_in("NeMo AutoModel (PyTorch FSDP2) TE + DeepEP").name == "automodel"
     assert framework_in("Megatron-LM v1.1.5 + ZeRO-3").name == "deepspeed"
     for device in all_devices():
@@ -91,6 +96,16 @@ def test_what_is_left_open_is_assumed_and_listed() -> None:
     assert {"vocab=32000", "micro_batch=1", "zero_stage=1", "recompute=none"} <= set(row.assumed)
     (full,) = predict({"zero_stage": "0", "recompute": "full"})
     assert not any(a.startswith(("vocab", "zero", "recompute")) for a in full.assumed)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_public_models_have_the_size_of_their_name(name: str) -> None:
+    """A public model's dims come to the parameters that its name counts, as far as names round."""
+    counted = re.search(r"([\d.]+)b\b", name)
+    (row,) = read_rows([Table(Path("rows.csv"), "training", [{"model_name": name, "gpu": "h100", "gpus": "8"}])])
+    assert isinstance(row, ReadRow)
+    if counted:
+        assert row.run.shape.num_params / 1e9 == pytest.approx(float(counted[1]), rel=0.3)
 
 
 def test_measured_times_of_several_kinds() -> None:
