@@ -15,7 +15,7 @@ from pydantic import Field, field_validator
 from autopar.architecture import ARCHITECTURES
 from autopar.errors import ConfigError
 from autopar.files import write_atomically
-from autopar.settings import Settings, check_settings, near, read_settings, user_folder
+from autopar.settings import Refused, Settings, check_settings, near, read_settings, user_folder
 
 GIB = 1 << 30
 WHAT_IF = ("network", "memory", "compute")
@@ -183,8 +183,17 @@ class ClusterFile(Settings):
     price_per_hour: Positive | None = None
     sources: dict[str, str] = Field(default_factory=dict)
 
+    @field_validator("device")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        try:
+            find_device(name)
+        except ConfigError as error:
+            raise Refused(*error.mistakes) from None
+        return name
+
     def cluster(self) -> Cluster:
-        """The cluster with its device looked up; raises ConfigError for an unknown one."""
+        """The cluster with its device looked up."""
         found = find_device(self.device)
         intra, inter = self.intra or found.intra, self.inter or found.inter
         power_w, price = self.power_w or found.power_w, self.price_per_hour or found.price_per_hour

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import isinf
 
 import numpy as np
 
@@ -20,8 +21,13 @@ ONLY_BYTES, NO_TIME = 1.0, 1e-15
 
 
 def coarse_ladder(floor_s: float, whole_bytes: int | None) -> list[float]:
-    """0, and prices at which `whole_bytes` of memory cost some multiple of `floor_s`; no others without a limit."""
-    return [0.0] if whole_bytes is None else [0.0, *(x * (floor_s / whole_bytes) for x in PRICE_LADDER)]
+    """0, and prices at which `whole_bytes` of memory cost some multiple of `floor_s`.
+
+    There are no others without a limit, or where nothing is legal.
+    """
+    if whole_bytes is None or isinf(floor_s):
+        return [0.0]
+    return [0.0, *(x * (floor_s / whole_bytes) for x in PRICE_LADDER)]
 
 
 def fine_ladder(coarse: Sequence[float], best: int) -> list[float]:

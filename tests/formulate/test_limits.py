@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 
 import pytest
 
 from autopar.choices import parse_bytes
 from autopar.errors import ConfigError, InfeasibleError
 from autopar.formulate.config import ManualConfig
+from autopar.formulate.ladder import coarse_ladder
 from tests.formulate.cases import planner
 from tests.formulate.plans import BATCHES, ONE_STAGE, plan_of
 
@@ -41,6 +43,13 @@ def test_no_limit_is_above_the_memory_there_is() -> None:
     assert not small.estimate(ManualConfig(dp=2)).feasible
     with pytest.raises(InfeasibleError, match=r"the limit is 10\.00 MiB"):
         small.plan()
+
+
+def test_no_price_where_nothing_is_legal() -> None:
+    """Bytes have finite prices: none but 0 where no plan is legal, so that time without end makes no price."""
+    assert coarse_ladder(inf, 1 << 30) == [0.0]
+    assert coarse_ladder(1.0, None) == [0.0]
+    assert min(coarse_ladder(1.0, 1 << 30)[1:]) > 0
 
 
 def test_too_little_time_is_not_called_impossible() -> None:
