@@ -132,6 +132,8 @@ class PipelineScenario:
 
     def solve(self, cutoff_s: float = np.inf) -> SolvedPipeline | None:
         """The fastest plan below `cutoff_s`, None if none was found."""
+        if not self.book.chains.possible:
+            return None
         best: SolvedPipeline | None = None
         for seam in self.book.seams:
             fixed = self._fixed

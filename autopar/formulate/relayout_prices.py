@@ -81,12 +81,12 @@ class _Changes(NamedTuple):
 @lru_cache(maxsize=1 << 12)
 def _changes(sources: Layouts, targets: Layouts, mesh: tuple[MeshAxis, ...], uneven: Dims) -> _Changes:
     """The changes from every source to every target."""
-    numbers: dict[tuple[Pieces, Pieces] | None, int] = {}
     rows, columns = (tuple(dict.fromkeys(layouts)) for layouts in (sources, targets))
     found = [[None if s is None or t is None else relayout_pieces(s, t, mesh, uneven) for t in columns] for s in rows]
     distinct = dict.fromkeys(change for row in found for change in row if change is not None)
     numbers = {change: i for i, change in enumerate([*distinct, None])}
-    which = np.array([[numbers[change] for change in row] for row in found], dtype=np.intp)
+    numbered = [numbers[change] for row in found for change in row]
+    which = np.array(numbered, dtype=np.intp).reshape(len(rows), len(columns))  # also where there are none
     pick = np.ix_([rows.index(s) for s in sources], [columns.index(t) for t in targets])
     forward, backward = (tuple(change[way] for change in distinct) for way in (0, 1))
     pieces = tuple(sorted({piece for change in (*forward, *backward) for piece in change}))

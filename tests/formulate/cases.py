@@ -39,6 +39,7 @@ SIZES = "hidden=512,heads=8,vocab=4096,seq=256"
 SPECS = {
     "gpt": f"gpt:layers=4,{SIZES},tied=0",
     "gpt-40": f"gpt:layers=40,{SIZES},tied=0",
+    "one-token": "gpt:layers=2,hidden=32,heads=2,vocab=64,seq=1",
     "tied": f"gpt:layers=2,{SIZES},tied=1",
     "tied-20": f"gpt:layers=20,{SIZES},tied=1",
     "llama": f"llama:layers=2,kv_heads=4,{SIZES}",

@@ -235,3 +235,13 @@ def test_microbatches_are_equal_and_the_largest_replica_has_its_size(batch: int,
     assert microbatch_count(batch, ways, size) == (min(fits) if fits else None)
     if batch % (ways * size) == 0:
         assert microbatch_count(batch, ways, size) == batch // (ways * size)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "text"),
+    [("2xa100-80gb", "tp=2,sp=1,microbatch_size=4"), ("4xa100-80gb", "pp=2,tp=2,sp=1,microbatch_size=2")],
+)
+def test_a_sequence_of_one_position_cannot_be_split(cluster: str, text: str) -> None:
+    """A plan that leaves a layer nowhere to put its values is refused by name, in one stage and in pipelines."""
+    with pytest.raises(ConfigError, match="can't be laid out on this model"):
+        estimate_of("one-token", cluster, text)
