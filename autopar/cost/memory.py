@@ -106,7 +106,7 @@ def _gathers(
     one's are. In ZeRO 2 copies count as saved, or in a pipeline as parameters, and there the last layer's buffer stays.
     Gradients are copied into the buffer they are scattered from, which stays until the next layer's are: after the
     layer's backward pass, or in a pipeline at the step's end. In a pipeline the end of one microbatch's backward pass
-    gathers the last layer for another one's.
+    gathers the last layer for another one's, taken to be as large as this one.
     """
     mine = [p for p in parameters if p.storage.keeper is Keeper.FSDP and not p.shared]
     if not mine:
@@ -122,7 +122,7 @@ def _gathers(
     following = gathered if next_elements is None else round(gathered * next_elements / elements)
     entering = gathered + 2 * following
     if staged:
-        return _Gathers(3 * gathered, 3 * gathered, entering, gathered + following, gathered + following, scattered)
+        return _Gathers(4 * gathered, 3 * gathered, entering, gathered + following, gathered + following, scattered)
     backward = gathered + following + scattered
     return _Gathers(3 * gathered, 2 * gathered, entering, backward, following + whole + scattered, scattered)
 

@@ -16,9 +16,6 @@ from tests.pool import Pool
 PIPED = ("pp=2", "microbatch_size=2")
 """Constraints that leave ZeRO, tensor parallelism, recomputation and the cuts to the search."""
 
-UNCOUNTED = 1.02
-"""What a host holds of small models over what is counted: docs/design.md, "Memory"."""
-
 
 @pytest.fixture(scope="module", params=["GPT-2, tied", "Llama, grouped queries"])
 def model(request: pytest.FixtureRequest) -> Model:
@@ -93,5 +90,5 @@ def test_zero_in_pipelines_is_priced_as_it_runs(pool: Pool, zero: int) -> None:
 def test_every_limit_holds(devices: int) -> None:
     """All rows of `benchmarks.byte_limits`: plans at ten limits for each model, and pipelines written by hand."""
     for row in rows_of(devices):
-        assert row.limit is None or max(row.measured) <= UNCOUNTED * row.limit, row
+        assert row.below, row
         assert abs(row.error) < 0.15, row
