@@ -21,17 +21,20 @@ class OpaqueCall(nn.Module):
         if not training:
             self._module[0].eval()
 
-    def forward(self, *tensors: Tensor) -> list[Tensor]:
-        """The tensors it returns; `tensors` are parameters and buffers, then those among the arguments."""
+    def forward(self, draw: Tensor | None, *tensors: Tensor) -> list[Tensor]:
+        """The tensors it returns; `tensors` are parameters and buffers, then those among the arguments.
+
+        `draw` says what random numbers to draw, where it draws any: see `kernels.dropout`.
+        """
         names = self._form.names
         args, kwargs = decoded(self._form.call, tensors[len(names) :])
         own = dict(zip(names, tensors, strict=False))
-        if not self._form.draws:
+        if draw is None:
             return self._call(own, args, dict(kwargs))
         # All ranks that hold the same samples draw the same numbers, and so does what runs again in the backward pass.
         devices = [tensors[0].device] if tensors and tensors[0].is_cuda else []
         with torch.random.fork_rng(devices):
-            torch.manual_seed(0)
+            torch.manual_seed(int(draw[0]))
             return self._call(own, args, dict(kwargs))
 
     def _call(self, own: dict[str, Tensor], args: list[object], kwargs: dict[str, object]) -> list[Tensor]:

@@ -28,7 +28,7 @@ from autopar.shard.localize import (
 )
 from autopar.shard.program import Call, Program, Relayout, Step, made_by, read_by
 from autopar.shard.relayout import plan_moves
-from autopar.trace.opaque import OPAQUE
+from autopar.trace.opaque import OPAQUE, draws_inside
 
 Submodule: TypeAlias = Callable[[str], nn.Module]
 """Gives the submodule of the model at a path."""
@@ -64,6 +64,11 @@ DRAW = "draw"
 def is_dropout(step: Step) -> bool:
     """Whether the step is a dropout whose masks are drawn by place."""
     return isinstance(step, Call) and step.kernel == "dropout"
+
+
+def draws(step: Step) -> bool:
+    """Whether the step is told what random numbers to draw."""
+    return is_dropout(step) or (isinstance(step, Call) and draws_inside(step.op))
 
 
 class Region(nn.Module):
@@ -117,7 +122,7 @@ class _Writer:
         return fx.GraphModule(self.root, self.graph, class_name=kind)
 
     def _region(self, region: range) -> None:
-        drawn = (DRAW,) if any(is_dropout(self.program.steps[i]) for i in region) else ()
+        drawn = (DRAW,) if any(draws(self.program.steps[i]) for i in region) else ()
         reads, makes = (*drawn, *self.program.entering(region)), self.program.leaving(region)
         writer = _Writer(self.program, self.batch, self.groups, self.training, self.submodule)
         code = writer._write("Region", reads, region, makes)
@@ -161,7 +166,8 @@ class _Writer:
         if step.op.target == OPAQUE:
             tensors, form = call.args
             self.root.add_module(step.op.name, OpaqueCall(self.submodule(step.op.module), form, self.training))
-            return self.graph.call_module(step.op.name, self._argument(tensors))
+            draw = self.nodes[DRAW] if draws(step) else None
+            return self.graph.call_module(step.op.name, (draw, *self._argument(tensors)))
         if not step.kernel:
             return self.graph.call_function(aten(call.target), args, kwargs)
         info = call_info(step, self.program, self.batch, self.groups.name, place)

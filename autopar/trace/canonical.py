@@ -27,6 +27,13 @@ _NEW = {
     "aten.new_empty.default": 0,
 }
 """Ops that take nothing but the dtype from their operand, and what they fill a tensor with (None: an argument)."""
+_ALIASES = {
+    "multiply": "mul", "divide": "div", "true_divide": "div", "subtract": "sub", "negative": "neg", "absolute": "abs",
+    "clip": "clamp", "greater": "gt", "greater_equal": "ge", "less": "lt", "less_equal": "le", "not_equal": "ne",
+    "arctan": "atan", "arctan2": "atan2", "fix": "trunc", "moveaxis": "movedim", "swapaxes": "transpose",
+    "swapdims": "transpose", "numpy_T": "t", "concat": "cat", "concatenate": "cat",
+}  # fmt: skip
+"""Operators that are others by another name (`numpy_T` of matrices: its other uses are deprecated)."""
 _IDENTITY = {
     *_SHAPED, "aten.to.dtype",
     "aten.contiguous.default", "aten.slice.Tensor", "aten.alias.default", "aten.dropout.default", "aten.detach.default",
@@ -42,7 +49,8 @@ def explicit_sizes(flat: Flat) -> Flat:
 def _explicit(item: Item, values: dict[str, TensorSpec]) -> list[Item]:
     if not isinstance(item, Op):
         return [item]
-    op = item
+    namespace, name, variant = item.target.split(".")
+    op = replace(item, target=f"{namespace}.{_ALIASES.get(name, name)}.{variant}")
     if op.target in _SHAPED:
         return [replace(op, args=(op.args[0], _shape(values[op.results[0]]), *op.args[2:]))]
     if op.target in _LIKE_ANOTHER:

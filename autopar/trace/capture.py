@@ -23,6 +23,7 @@ from autopar.trace.opaque import OPAQUE, form_of
 from autopar.trace.randomness import refuse_random
 from autopar.trace.saved import annotate
 from autopar.trace.separable import judge
+from autopar.trace.sizes import OperatorError
 from autopar.trace.standins import StandIns
 from autopar.trace.unmerged import unmerged_rows
 
@@ -57,8 +58,8 @@ def _traced(exporter: Exporter) -> OpGraph:
     while True:
         try:
             return _graph(_first_that_works(exporter))
-        except _InTheWay as found:
-            exporter.stand_ins.add(found.path, found.why)
+        except (_InTheWay, OperatorError) as found:
+            exporter.stand_ins.add(found.path, str(found))
 
 
 def _kept_apart(exporter: Exporter, graph: OpGraph) -> OpGraph:
@@ -116,8 +117,8 @@ class _InTheWay(Exception):
     """A submodule that can't be traced: it is to stand as one operator."""
 
     def __init__(self, path: str, why: str) -> None:
-        super().__init__(f"{path}: {why}")
-        self.path, self.why = path, why
+        super().__init__(why)
+        self.path = path
 
 
 def _first_that_works(exporter: Exporter) -> Flat:

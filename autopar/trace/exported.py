@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -65,7 +69,7 @@ class Exporter:
             blocks_.install(root, blocks)
             dim = torch.export.Dim("batch", min=1)
             shapes = (tuple({0: dim} if shares else {} for shares in self.inputs.batched),)
-            with Known():
+            with Known(), _quiet_failure():
                 program = torch.export.export(root, tensors, dynamic_shapes=shapes if symbolic else None, strict=False)
             converter = Converter(program, self.inputs.names, names, blocks, self.stand_ins.forms)
         finally:
@@ -104,6 +108,15 @@ class Exporter:
             loss=None if outcome.loss_at is None else converter.outputs[outcome.loss_at],
             assumptions=notes,
         )
+
+
+@contextmanager
+def _quiet_failure() -> Iterator[None]:
+    """Keep to itself what torch prints before it raises: the whole graph so far. Other attempts may succeed."""
+    said = io.StringIO()
+    with redirect_stderr(said):
+        yield
+    sys.stderr.write(said.getvalue())
 
 
 def _canonical_names(model: nn.Module) -> dict[str, str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from autopar.errors import TraceError
 from autopar.graph import Op
 from autopar.trace.flat import Flat
 from autopar.trace.run import argument, overload
+from autopar.trace.sizes import OperatorError
 
 DRAWN_BY_PLACE = ("aten.dropout.default", "aten.native_dropout.default")
 """Operators with a kernel that draws the same numbers in every layout and in every run."""
@@ -19,9 +19,10 @@ def refuse_random(flat: Flat) -> None:
     """Raise TraceError naming module and operator where one draws numbers that ranks could not agree on."""
     for item in flat.items:
         if isinstance(item, Op) and item.target not in DRAWN_BY_PLACE and draws(item):
-            raise TraceError(
-                f"{item.module or 'the model'}: {item.target} draws random numbers, which would differ between ranks "
-                f"and when activations are recomputed. Give them to the model as an input, or use torch.nn.Dropout."
+            raise OperatorError(
+                f"{item.target} draws random numbers, which would differ between ranks and when activations are "
+                f"recomputed. Give them to the model as an input, or use torch.nn.Dropout.",
+                item.module,
             )
 
 

@@ -15,6 +15,7 @@ from autopar.graph import Extent, Op, Ref, Saved, TensorSpec
 from autopar.trace.flat import BlockCall, Flat, Item
 from autopar.trace.opaque import OPAQUE, form_of
 from autopar.trace.run import run_op
+from autopar.trace.sizes import OperatorError
 from autopar.trace.torch_private import storage_id
 
 BATCHES = (2, 4)
@@ -135,8 +136,11 @@ def _observe_op(op: Op, env: dict[str, Tensor], batch: int, values: Mapping[str,
         packed.append(tensor)
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        results = _opaque_results(op, env, values, batch) if op.target == OPAQUE else run_op(op, env, batch, "meta")
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            results = _opaque_results(op, env, values, batch) if op.target == OPAQUE else run_op(op, env, batch, "meta")
+    except (RuntimeError, NotImplementedError, IndexError, TypeError, ValueError) as error:
+        raise OperatorError(f"{op.target} can't be run by itself ({error})", op.module) from error
     if op.target == ATTENTION:
         results = tuple(_laid_out_as(env[op.operands[0]], result) for result in results)
     owners = {storage_id(env[name]): name for name in reversed(op.operands)}

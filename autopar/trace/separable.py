@@ -246,7 +246,7 @@ def _apart(op: Op, name: str, specs: list[TensorSpec], operands: list[TensorSpec
         **dict.fromkeys(_BATCH_FIRST, lambda: specs[0].batch_dim == 0),
         **dict.fromkeys(_ALONG_DIM, lambda: not _touches_batch(op, specs)),
         **dict.fromkeys(("layer_norm", "rms_norm"), lambda: at < -_length(op.args[1])),
-        **dict.fromkeys(("pad", "constant_pad_nd"), lambda: at < -_length(op.args[1]) // 2),
+        **dict.fromkeys(("pad", "constant_pad_nd"), lambda: not _pads(op, at)),
         **dict.fromkeys(("tril", "triu"), lambda: at < -2),
         "einsum": lambda: _one_label(op, operands, result),
         "one_hot": lambda: specs[0].batch_dim == result.batch_dim,
@@ -272,6 +272,12 @@ def _indexes_apart(op: Op, operands: list[TensorSpec]) -> bool:
         return len({_from_end(s) for s in indices if s.batch_dim is not None}) == 1
     given = op.args[1] if isinstance(op.args[1], tuple) else ()
     return (at >= len(given) or given[at] is None) and all(s.batch_dim is None for s in indices)
+
+
+def _pads(op: Op, dim: int) -> bool:
+    """Whether something is added to, or taken from, a dim counted from the end; `pad` lists pairs from there."""
+    amounts = op.args[1] if isinstance(op.args[1], tuple) else ()
+    return any(amount != 0 for amount in amounts[-2 * dim - 2 : -2 * dim])
 
 
 def _recurs_apart(op: Op, specs: list[TensorSpec]) -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from autopar.errors import TraceError
 from autopar.graph import Extent, TensorSpec
 
 
@@ -17,6 +18,14 @@ class NotOneOperator(Exception):
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"{path}: {why}")
         self.path, self.why = path, why
+
+
+class OperatorError(TraceError):
+    """An operator of the module at `path` can't be in a plan."""
+
+    def __init__(self, why: str, path: str) -> None:
+        super().__init__(f"{path or 'the model'}: {why}")
+        self.path = path
 
 
 class NotLinearError(Exception):

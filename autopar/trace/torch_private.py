@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dispatch.python import no_python_dispatcher
 from torch.export._trace import _compiling_state_context  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -17,9 +18,17 @@ def as_if_exporting() -> AbstractContextManager[None]:
     return _compiling_state_context()
 
 
-def off_the_record() -> AbstractContextManager[Any]:
+@contextmanager
+def off_the_record() -> Iterator[None]:
     """Inside, operators run for real although a trace is being made, and the trace does not see them."""
-    return _disable_current_modes()
+    compiler: Any = torch.compiler
+    flags = compiler._is_compiling_flag, compiler._is_exporting_flag
+    compiler._is_compiling_flag = compiler._is_exporting_flag = False
+    try:
+        with _disable_current_modes(), no_python_dispatcher():
+            yield
+    finally:
+        compiler._is_compiling_flag, compiler._is_exporting_flag = flags
 
 
 def storage_id(tensor: Tensor) -> int:

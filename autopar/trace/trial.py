@@ -23,8 +23,8 @@ from autopar.trace.torch_private import off_the_record
 
 ROWS = 4
 """How many of the rows of a sample are tried where the batch is merged with others."""
-CLOSE = 1e-5
-"""Largest relative difference between samples together and apart."""
+CLOSE = {torch.float64: 1e-5, torch.float32: 1e-3}
+"""The dtypes that are tried, and the largest relative difference between samples together and apart."""
 
 
 class UnfitError(Exception):
@@ -53,21 +53,28 @@ Call = Callable[[nn.Module, Sequence[Tensor]], Any]
 def learn(module: nn.Module, call: Call, inputs: tuple[TensorSpec, ...], compute: str) -> Learned:
     """Run `module` (on meta; its real values are not needed) on random inputs of these kinds.
 
-    `compute` is the dtype of what runs in float64 here. Raises UnfitError on what can't be one operator.
+    `compute` is the dtype of what runs in float64 here, or in float32 where there are kernels for no more. Raises
+    UnfitError on what can't be one operator.
     """
     with off_the_record(), torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.manual_seed(0)
-        try:
-            return _Trial(module, call, inputs, compute).learned()
-        except UnfitError:
-            raise
-        except Exception as error:  # the module's own
-            raise UnfitError(f"it can't be run on random values ({type(error).__name__}: {error})") from error
+        problem: Exception | None = None
+        for dtype in CLOSE:
+            torch.manual_seed(0)
+            try:
+                return _Trial(module, call, inputs, compute, dtype).learned()
+            except UnfitError:
+                raise
+            except Exception as error:  # the module's own
+                problem = error
+        raise UnfitError(f"it can't be run on random values ({type(problem).__name__}: {problem})") from problem
 
 
 class _Trial:
-    def __init__(self, module: nn.Module, call: Call, inputs: tuple[TensorSpec, ...], compute: str) -> None:
-        self.module, self.call, self.inputs, self.compute = _real(module), call, inputs, compute
+    def __init__(
+        self, module: nn.Module, call: Call, inputs: tuple[TensorSpec, ...], compute: str, dtype: torch.dtype
+    ) -> None:
+        self.module, self.call, self.inputs, self.compute = _real(module, dtype), call, inputs, compute
+        self.dtype = dtype
         merged = {e.per_sample for spec in inputs for e in spec.shape if e.is_batch}
         self.per_sample = merged.pop() if len(merged) == 1 else 1
         self.rows = min(self.per_sample, ROWS) if not merged else 1
@@ -103,11 +110,11 @@ class _Trial:
         def pack(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in own:
-                wide = tensor.element_size() == 8 and tensor.is_floating_point()
-                kept[storage.data_ptr()] = storage.nbytes() // (8 // _width(self.compute) if wide else 1)
+                width = _width(self.compute) / tensor.element_size() if tensor.dtype == self.dtype else 1
+                kept[storage.data_ptr()] = int(storage.nbytes() * width)
             return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), FlopCounterMode(display=False) as counter:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), _counter() as counter:
             output = self._run(inputs)
         return output, float(counter.get_total_flops()), sum(kept.values())
 
@@ -137,7 +144,7 @@ class _Trial:
     def _tensor(self, spec: TensorSpec) -> Tensor:
         shape = [2 * self.rows if e.is_batch and self._is_few(e) else e.at(2) for e in spec.shape]
         if "float" in spec.dtype:
-            value = torch.randn(shape, dtype=torch.float64)
+            value = torch.randn(shape, dtype=self.dtype)
             value = value if spec.dtype == self.compute else value.to(getattr(torch, spec.dtype))
             return value.requires_grad_(spec.requires_grad)
         if spec.dtype == "bool":
@@ -148,12 +155,21 @@ class _Trial:
         return extent.per_sample == self.per_sample
 
     def _dtype(self, tensor: Tensor) -> str:
-        return self.compute if tensor.dtype == torch.float64 else str(tensor.dtype).removeprefix("torch.")
+        return self.compute if tensor.dtype == self.dtype else str(tensor.dtype).removeprefix("torch.")
 
 
-def _real(module: nn.Module) -> nn.Module:
-    """A copy on the host with random parameters in float64; integers are 0."""
-    twin = copy.deepcopy(shadow(module)).to_empty(device="cpu").double()
+def _counter() -> FlopCounterMode:
+    """Counts FLOPs, those of grouped products too: each row meets one of the matrices."""
+
+    def grouped(rows: list[int], matrices: list[int], *_: Any, **__: Any) -> int:
+        return 2 * math.prod(rows) * matrices[-1]
+
+    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten._grouped_mm: grouped})
+
+
+def _real(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A copy on the host with random parameters in a dtype; integers are 0."""
+    twin = copy.deepcopy(shadow(module)).to_empty(device="cpu").to(dtype)
     with torch.no_grad():
         for parameter in twin.parameters():
             if parameter.is_floating_point():
@@ -190,7 +206,8 @@ def _close(a: Tensor, b: Tensor) -> bool:
     if not a.is_floating_point():
         return torch.equal(a, b)
     largest = float(b.detach().abs().max()) if b.numel() else 0.0
-    return bool((a - b).detach().abs().max() <= CLOSE * largest) if a.numel() else True
+    close = CLOSE.get(a.dtype, max(CLOSE.values()))
+    return bool((a - b).detach().abs().max() <= close * largest) if a.numel() else True
 
 
 def _width(dtype: str) -> int:

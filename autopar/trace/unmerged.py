@@ -86,4 +86,4 @@ def _before_merging(op: Op, values: dict[str, TensorSpec], apart: dict[str, _Apa
 
 def _viewed(op: Op, source: str, result: str, spec: TensorSpec) -> Op:
     sizes = tuple(e if e.is_batch else e.fixed for e in spec.shape)
-    return Op(result, "aten.view.default", (Ref(source), sizes), (), (result,), (None,), module=op.module)
+    return Op(result, "aten.reshape.default", (Ref(source), sizes), (), (result,), (None,), module=op.module)
