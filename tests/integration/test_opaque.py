@@ -1,0 +1,87 @@
+"""Submodules that run as one operator: in stages, recomputed, and with random numbers inside."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autopar.emit.build import emit
+from autopar.graph import OpGraph
+from autopar.trace.capture import trace
+from autopar.verify import verify
+from tests.integration.test_exact import planned
+from tests.integration.unusual import WIDTH, Experts, Mixer
+from tests.pool import Pool
+
+
+class Noisy(nn.Module):
+    """Adds noise that no input gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        return y + 0.1 * torch.randn_like(y)
+
+
+class Stack(nn.Module):
+    """Blocks of a mixer and a submodule of some kind."""
+
+    def __init__(self, kind: type[nn.Module]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(Mixer(), kind()) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return x.pow(2).mean()
+
+
+@cache
+def example(name: str) -> tuple[nn.Module, dict[str, Any], OpGraph]:
+    """A model in float64, example inputs and its trace: the same on every process."""
+    torch.manual_seed(0)
+    model = Stack({"experts": Experts, "noisy": Noisy}[name]).double()
+    inputs = {"x": torch.zeros(2, 4, WIDTH, dtype=torch.float64)}
+    return model, inputs, trace(model, inputs, compute_dtype="float64")
+
+
+def check(name: str, text: str) -> dict[str, Any]:
+    """On a rank: verify a written plan."""
+    model, inputs, graph = example(name)
+    return verify(planned(graph, text), model, inputs, graph=graph).to_json()
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("experts", "pp=2,dp=2,microbatch_size=2,recompute=full"),
+        ("noisy", "dp=4,zero=3,microbatch_size=4,recompute=full"),
+        ("noisy", "dp=2,tp=2,microbatch_size=8"),
+    ],
+)
+def test_plan_is_exact(pool: Pool, name: str, config: str) -> None:
+    """Loss, gradients and parameters are those of one device; noise is what autopar's own plan for one draws."""
+    report = pool.run(4, check, name, config)[0]
+    assert report["largest"] < 1e-9, report
+
+
+def losses() -> list[float]:
+    """Of two steps on the same rows and parameters."""
+    model, inputs, graph = example("noisy")
+    pm = emit(planned(graph, "dp=4,microbatch_size=4"), graph, model, device="cpu")
+    rows = {name: t.new_ones(4, *t.shape[1:]) for name, t in inputs.items()}
+    return [float(pm.train_step(**rows)) for _ in range(2)]
+
+
+def test_each_step_draws_anew(pool: Pool) -> None:
+    """All ranks have one loss, and the next step another: the numbers drawn are not the same again."""
+    ranks = pool.run(4, losses)
+    assert all(rank == ranks[0] for rank in ranks)
+    assert ranks[0][0] != ranks[0][1]
