@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from autopar.errors import TraceError
 from autopar.graph import LayerClass, OpGraph
 from autopar.trace import trace
+from autopar.trace.opaque import draws_inside
 from tests.trace.interpreter import largest_difference
 
 HEADS, LENGTH, WIDTH = 4, 6, 8
@@ -87,12 +88,20 @@ class Noisy(nn.Module):
 @pytest.mark.parametrize(
     ("module", "operator"), [(Noisy(), "aten.randn_like"), (nn.Dropout2d(0.5), "dropout"), (nn.RReLU(), "aten.rrelu")]
 )
-def test_random_operators_are_refused(module: nn.Module, operator: str) -> None:
-    """Random numbers drawn in a way that ranks could not agree on: an error with the module's path and the operator."""
+def test_modules_that_draw_are_one_operator(module: nn.Module, operator: str) -> None:
+    """Numbers drawn in a way that ranks could not agree on: the module is one operator, a note says which."""
     model = nn.Sequential(nn.Conv2d(2, 3, 1), module)
-    example = (torch.zeros(2, 2, 4, 4),)
-    with pytest.raises(TraceError, match=rf"^1: .*{operator}"):
-        trace(model, example, loss_fn=lambda out: out.mean())
+    graph = trace(model, (torch.zeros(2, 2, 4, 4),), loss_fn=lambda out: out.mean())
+    (note,) = [note for note in graph.assumptions if note.startswith("1 runs as one operator")]
+    assert operator in note
+    assert any(draws_inside(op) for kind in graph.classes for op in kind.ops)
+    assert not graph.separable
+
+
+def test_a_model_that_draws_is_refused() -> None:
+    """Where the model itself draws there is no module to stand as one operator: the error names the operator."""
+    with pytest.raises(TraceError, match=r"the model: aten\.randn_like"):
+        trace(Noisy(), (torch.zeros(2, 2),), loss_fn=lambda out: out.mean())
 
 
 @pytest.mark.parametrize("module", [nn.Dropout2d(0.5), nn.RReLU(), nn.Dropout(0.5)])
