@@ -200,7 +200,8 @@ class _Assembly:
         """Seconds of filling and draining, by the closed forms of the schedules' papers.
 
         1F1B and GPipe (p - 1)(F + B); interleaved that over v; ZB-H1 (p - 1)(F + B - 2 W) with W, the part of B that
-        makes weight gradients, half of it; ZB-V and DualPipeV (p - 1)(F + B - 3 W) and (p / 2 - 1) of the same.
+        makes weight gradients, half of it; ZB-V (p - 1)(F + B - 3 W); DualPipeV (p / 2 - 1)(F + 2 B - 3 W) (Qi et al.,
+        "Zero bubble pipeline parallelism", 2023; DeepSeek-AI, "DeepSeek-V3 technical report", 2024).
         """
         p = self.layout.pp
         mean = (sum(forward) + sum(backward)) / len(forward)

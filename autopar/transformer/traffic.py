@@ -107,6 +107,7 @@ def traffic(shape: Shape, layout: Layout, cluster: Cluster, model: DeviceModel) 
     parameters = _gathered(dense / layout.tp, layout, cluster, model, 1) + _gathered(
         expert / _expert_split(layout), layout, cluster, model, layout.ep
     )
+    # split by sequence parallelism, or as Megatron did in 2021: each tensor rank sends its share, gathered behind
     split = layout.tp if layout.sequence or layout.conventions.dropout else 1
     return Traffic(
         tensor[0], tensor[1], ring, exchanged, _sent(activation / split, layout, cluster),
