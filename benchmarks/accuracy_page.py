@@ -13,9 +13,9 @@ Predictions of `autopar validate` beside published training runs and memory figu
         --accuracy docs/accuracy.md
 
 *Shipped* are the constants in `profiles/steps.toml`, one set a device and a kind of link, fitted to these rows and to
-vTrain's on one node by `python -m benchmarks.fit_steps`. *Left out*: constants fitted to all other sources. *Constant* is 45 % of peak on
-hardware FLOPs; *closed form* has seven constants, fitted in the same way. Errors are absolute, relative to the measured
-time; *bias* is the median of predicted over measured, less 1.
+vTrain's on one node by `python -m benchmarks.fit_steps`. *Left out*: constants fitted to all other sources. *Constant*
+is 45 % of peak on hardware FLOPs; *closed form* has seven constants, fitted in the same way. Errors are absolute,
+relative to the measured time; *bias* is the median of predicted over measured, less 1.
 """
 
 FEWEST = 4
@@ -127,7 +127,7 @@ WHY = """## Where it is wrong, and why
   parallelism that nothing hides, gradients in float32) they are predicted with.
 - *ptdp-a100, ZeRO 3*: the paper's baseline on 384 to 2,240 devices is bound by messages, parameters went one by one:
   within 20 %. Its pipelines are within 8 %.
-- *vtrain*: nine rows are 1.3 to 2 times as slow as their neighbours, of twice or half the microbatch, and are missed.
+- *vtrain*: some rows are 1.3 to 2 times as slow as their neighbours of twice or half the microbatch, and are missed.
 - *Memory*: the allocator's cache is in what nvidia-smi shows, and differs from run to run. *litgpt* prints the longest
   sequence, its samples are shorter, and it prints four devices for runs on one. Qwen1.5-MoE's expert parallelism
   isn't printed. Paddle holds more than predicted in the first of four stages.
