@@ -7,7 +7,6 @@ layouts on a mesh, and then sized.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from fractions import Fraction
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple, TypeAlias
@@ -33,11 +32,12 @@ from autopar.shard.relayout import LOCAL_MOVES, after, gradient_layout, held_lay
 class Piece(NamedTuple):
     """Work on a tensor's share of one in `ways`: `copy`, `divide`, or a collective over a group.
 
-    Where a tensor is split unevenly `ways` is how many times its largest share the tensor is, a fraction.
+    For a tensor that is split unevenly `elements` (0 elsewhere) are those of its largest share.
     """
 
     kind: str
-    ways: int | Fraction
+    ways: int
+    elements: int = 0
     ranks: int = 1
     stride: int = 1
 
@@ -46,16 +46,20 @@ class Piece(NamedTuple):
         """Whether nothing is sent."""
         return self.kind in ("copy", "divide")
 
+    def share_of(self, elements: int) -> int:
+        """Elements of the share of a whole tensor of `elements`."""
+        return self.elements or -(-elements // self.ways)
+
     def op_key(self, elements: int, dtype: str) -> OpKey:
         """Key of local work, for a whole tensor of `elements`."""
-        share = int(-(-elements // self.ways))
+        share = self.share_of(elements)
         if self.kind == "divide":
             return OpKey("aten.div.Tensor", (Operand((share,), dtype, False), 2))
         return copy_key((share,), dtype)
 
     def collective_key(self, elements: int, dtype: str) -> CollectiveKey:
         """Key of a collective, for a whole tensor of `elements`."""
-        return CollectiveKey(self.kind, int(-(-elements // self.ways)) * DTYPE_BYTES[dtype], self.ranks, self.stride)
+        return CollectiveKey(self.kind, self.share_of(elements) * DTYPE_BYTES[dtype], self.ranks, self.stride)
 
 
 Pieces = tuple[Piece, ...]
@@ -124,48 +128,52 @@ def copy_key(shape: tuple[int, ...], dtype: str) -> OpKey:
     return OpKey("aten.clone.default", (Operand(shape, dtype, False),))
 
 
+Share: TypeAlias = tuple[int, int]
+"""Part of a tensor: one in so many or, if it is split unevenly, so many elements; the other number is 0."""
+
+
 def _walk(layout: Layout, moves: Sequence[Move], mesh: tuple[MeshAxis, ...], uneven: Dims) -> Pieces:
     """Follow a tensor through `moves`, starting in `layout`."""
     pieces: list[Piece] = []
+    before = _share(layout, mesh, uneven)
     for move in moves:
-        then = after(layout, move)
-        before, behind = _ways(layout, mesh, uneven), _ways(then, mesh, uneven)
+        layout = after(layout, move)
+        behind = _share(layout, mesh, uneven)
         pieces.extend(_copies(move, before, behind))
         if move.kind not in LOCAL_MOVES:
             ranks, stride = group_of(move.axes, mesh)
-            # Gathers and scatters send parts that are filled up to the largest.
-            filled = move.kind in ("all_gather", "reduce_scatter") and uneven
-            ways = _simple(Fraction(max(before, behind)) / ranks) if filled else min(before, behind)
-            pieces.append(Piece(move.kind, ways, ranks, stride))
-        layout = then
+            pieces.append(Piece(move.kind, *_sent(move, before, behind, ranks), ranks, stride))
+        before = behind
     return tuple(pieces)
 
 
-def _ways(layout: Layout, mesh: tuple[MeshAxis, ...], uneven: Dims) -> int | Fraction:
-    """Ways in which `layout` splits a tensor: how many times its largest shard it is."""
-    found: int | Fraction = prod(axis.size for axis, placement in zip(mesh, layout, strict=True) if placement >= 0)
-    for dim, (length, unit) in enumerate(uneven):
-        part, ways = length, 1
-        for axis in axes_of(layout, dim):
-            part, unit = largest_part(part, unit, mesh[axis].size)
-            ways *= mesh[axis].size
-        if part * ways != length:
-            found = found * Fraction(length, part * ways)
-    return _simple(found)
+def _share(layout: Layout, mesh: tuple[MeshAxis, ...], uneven: Dims) -> Share:
+    """The largest shard of a tensor that lies in `layout`."""
+    if not uneven:
+        return prod(axis.size for axis, placement in zip(mesh, layout, strict=True) if placement >= 0), 0
+    parts = list(uneven)
+    for axis, placement in enumerate(layout):
+        if placement >= 0:
+            parts[placement] = largest_part(*parts[placement], mesh[axis].size)
+    return 0, prod(length for length, _ in parts)
 
 
-def _simple(number: int | Fraction) -> int | Fraction:
-    return int(number) if number == int(number) else number
+def _sent(move: Move, before: Share, behind: Share, ranks: int) -> Share:
+    """The full buffer of a collective; gathers and scatters of uneven parts fill them up to the largest."""
+    if before[0]:
+        return min(before, behind)
+    smaller, larger = sorted((before[1], behind[1]))
+    return 0, smaller * ranks if move.kind in ("all_gather", "reduce_scatter") else larger
 
 
-def _copies(move: Move, before: int | Fraction, behind: int | Fraction) -> list[Piece]:
+def _copies(move: Move, before: Share, behind: Share) -> list[Piece]:
     """Local work: collectives take the outermost dim: others are brought there or back; sums and slices are copies."""
     if move.kind == "divide":
-        return [Piece("divide", before)]
+        return [Piece("divide", *before)]
     if move.kind in ("all_reduce", "pad", "slice"):
-        return [Piece("copy", behind)]
+        return [Piece("copy", *behind)]
     if move.kind == "all_to_all":
-        return [Piece("copy", ways) for ways, dim in ((before, move.to_dim), (behind, move.dim)) if dim]
+        return [Piece("copy", *share) for share, dim in ((before, move.to_dim), (behind, move.dim)) if dim]
     if move.dim == 0:
         return []
-    return [Piece("copy", before if move.kind == "reduce_scatter" else behind)]
+    return [Piece("copy", *(before if move.kind == "reduce_scatter" else behind))]

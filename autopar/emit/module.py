@@ -306,6 +306,7 @@ class ParallelModule(nn.Module):
         everywhere = torch.zeros((), device=self._device, dtype=torch.float64 if wide else torch.float32)
         infinite = norm_type == float("inf")
         found = {n: (r, p.grad) for r in self._active() for n, p in r.publics.items() if p.grad is not None}
+        found = {n: one for n, one in found.items() if local(one[1]).numel()}
         if self._pipeline is not None:
             found = {n: one for n, one in found.items() if self._pipeline.teams.counts(n)}
         if found:
