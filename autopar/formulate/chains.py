@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import gcd, prod
+from math import prod
 from typing import TypeAlias
 
 import numpy as np
@@ -56,7 +56,7 @@ _Choice: TypeAlias = tuple[tuple[int, ...], int, str]
 class Known:
     """What the scenarios of a search share: calls priced before, and choices of layers laid out before.
 
-    `spaces`: by surroundings, mesh and what the batch has in common with the number of devices.
+    `spaces`: by surroundings, mesh and, where samples can't be dealt evenly over all devices, the batch.
     """
 
     def __init__(self, pricer: Pricer) -> None:
@@ -180,9 +180,9 @@ class Chains:
         return space_costs(self._space(run), run.around, self.setting, self.known.calls, self.relayouts)
 
     def _space(self, run: LayerRun) -> LabelSpace:
-        """Which choices there are depends on what the batch has in common with the devices alone."""
+        """The choices there are: the same for all batches that can be dealt evenly over all devices."""
         sizes = self.setting.sizes
-        key = replace(run.around, passing=()), sizes, gcd(self.setting.batch, prod(sizes))
+        key = replace(run.around, passing=()), sizes, self.setting.batch if self.setting.batch % prod(sizes) else 0
         if key not in self.known.spaces:
             self.known.spaces[key] = label_space(run.layer, run.around, sizes, self.setting.batch)
         return self.known.spaces[key]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from autopar.choices import DTYPES, OBJECTIVES, OPTIMIZERS
@@ -170,8 +170,18 @@ def test_anything_else_is_refused(text: str) -> None:
             read_jobs([path])
 
 
-@settings(max_examples=2)
+UNEVEN: Data = {
+    "model": {"spec": "gpt:layers=2,hidden=20,heads=2,vocab=2"},
+    "cluster": {"file": "cluster.toml"},
+    "training": {"global_batch": 9, "seq_len": 12},
+    "constraints": {"list": ["blocks.0:tp=2"]},
+}
+"""Nine samples may be dealt over two devices, one sample may not."""
+
+
+@settings(max_examples=1)
 @given(jobs(), clusters(nodes=1, a_node=2))
+@example(UNEVEN, {"name": "two", "device": "a100-80gb", "nodes": 2, "devices_per_node": 1})
 def test_a_plan_or_a_proven_no(job: Data, cluster: dict[str, Any]) -> None:
     """Job files in order get a plan, a proven no, or a mistake that names what to change."""
     check_plan(job, cluster)
