@@ -18,8 +18,6 @@ is 45 % of peak on hardware FLOPs; *closed form* has seven constants, fitted in 
 relative to the measured time; *bias* is the median of predicted over measured, less 1.
 """
 
-FEWEST = 4
-
 
 def page(figures: Mapping[str, Any], day: str) -> str:
     """The whole page."""

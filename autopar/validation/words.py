@@ -7,7 +7,7 @@ known alias found in a text wins. What can't be read raises ConfigError, which n
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
@@ -146,8 +146,3 @@ def framework_in(text: str) -> Conventions:
         return layout.DEEPSPEED
     found = longest(re.sub(r"\b(v\d|20\d\d)[-.\d]*", r"\1", text.lower()), FRAMEWORKS)
     return layout.MODERN if found is None else found[1]
-
-
-def first_of(row: Mapping[str, str], columns: Iterable[str]) -> str:
-    """The first text of the columns that isn't empty."""
-    return next((row[c].strip() for c in columns if row.get(c, "").strip()), "")
