@@ -47,7 +47,7 @@ def solve(point: Point) -> Result:
         except Exception as error:
             document = as_document(error)
             words = str(error) if isinstance(error, AutoparError) else traceback.format_exc()
-    lines = [f"{key} = {value}" for key, value in asdict(point).items() if value not in (None, ())]
+    lines = [f"{key} = {value}" for key, value in asdict(point).items() if key != "spec" and value not in (None, ())]
     lines.append(f"began {began:%Y-%m-%d %H:%M:%S} UTC")
     lines.append(f"took {time.monotonic() - wall_s:.1f} s, {time.process_time() - cpu_s:.1f} s of CPU")
     return Result(point.name, document, "\n".join([*lines, "", printed.getvalue() + words, ""]))

