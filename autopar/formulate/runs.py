@@ -90,6 +90,7 @@ def layer_runs(graph: OpGraph, pins: Sequence[Pins], staged: bool = False) -> tu
     `staged`: layers may be in several stages, so that each owns all parameters it uses.
     """
     uses = Counter(name for layer in graph.layers for name in dict.fromkeys(layer.params))
+    several = frozenset(name for name, count in uses.items() if count > 1)
     last_use = {name: index for index, layer in enumerate(graph.layers) for name in layer.params}
     inputs = tuple(graph.values[name] for name in graph.inputs)
     holdings = _holdings(graph)
@@ -99,7 +100,7 @@ def layer_runs(graph: OpGraph, pins: Sequence[Pins], staged: bool = False) -> tu
     runs: list[LayerRun] = []
     for index, layer in enumerate(graph.layers):
         graded = tuple(staged or last_use[name] == index for name in layer.params)
-        around = replace(_surroundings(graph, index, pins, uses, seen), graded=graded, **holdings[index])
+        around = replace(_surroundings(graph, index, pins, several, seen), graded=graded, **holdings[index])
         kinds = offered(graph.classes[layer.class_index], around.pins.recompute)
         around = replace(around, pins=replace(around.pins, recompute=kinds))
         unread = frozenset(i for i, name in enumerate(layer.outputs) if name not in read)
@@ -146,14 +147,17 @@ def _holdings(graph: OpGraph) -> list[_Holdings]:
     return found
 
 
-def _surroundings(graph: OpGraph, index: int, pins: Sequence[Pins], uses: Counter[str], seen: set[str]) -> Surroundings:
+def _surroundings(
+    graph: OpGraph, index: int, pins: Sequence[Pins], several: frozenset[str], seen: set[str]
+) -> Surroundings:
+    """Where layer `index` stands; `several` are the parameters that more than one layer reads."""
     layer, last = graph.layers[index], index == len(graph.layers) - 1
     layer_class = graph.classes[layer.class_index]
     front, behind = graph.cuts[index], graph.cuts[index + 1]
     passing = [name for name in behind.values if name in front.values and name not in layer.outputs]
     inputs = dict(zip(layer.inputs, layer_class.inputs, strict=True))
     outputs = dict(zip(layer.outputs, layer_class.outputs, strict=True))
-    tied = [local for local, name in zip(layer_class.params, layer.params, strict=True) if uses[name] > 1]
+    tied = [local for local, name in zip(layer_class.params, layer.params, strict=True) if name in several]
     return Surroundings(
         class_index=layer.class_index,
         entry=graph.values[front.main],
@@ -165,7 +169,7 @@ def _surroundings(graph: OpGraph, index: int, pins: Sequence[Pins], uses: Counte
         passing=tuple(Passing(graph.values[n], n == front.main, n == behind.main) for n in passing),
         owned=tuple(name not in seen for name in layer.params),
         tied=tuple(tied),
-        tied_split=sum(count > 1 for count in uses.values()) == 1,
+        tied_split=len(several) == 1,
         pins=pins[index],
         next_pins=pins[min(index + 1, len(pins) - 1)],
     )

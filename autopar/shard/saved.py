@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from autopar.graph import DTYPE_BYTES, Op, local_shape
+from autopar.graph import DTYPE_BYTES, Op, axes_of, largest_part, local_shape, unit_of
+from autopar.shard.cuts import tensor_of
 from autopar.shard.factors import LINEAR
 from autopar.shard.program import Call, Program, Step
 
@@ -21,8 +22,34 @@ def inner_saved_bytes(call: Call, program: Program, batch: int) -> int:
         return width * _local_elements(call, 1, program, batch)
     if call.kernel == "dropout":  # native_dropout returns its mask as a second result
         return _local_elements(call, 0, program, batch) if len(call.op.results) == 1 else 0
-    ways = prod(n for n, factor in zip(program.axis_sizes, call.factors, strict=True) if factor not in ("", LINEAR))
-    return sum(-(-spec.bytes_at(batch) // ways) for spec in call.op.saved.extra)
+    if not call.op.saved.extra:
+        return 0
+    part, whole = _largest_share(call, program, batch)
+    return sum(-(-spec.bytes_at(batch) * part // whole) for spec in call.op.saved.extra)
+
+
+def _largest_share(call: Call, program: Program, batch: int) -> tuple[int, int]:
+    """How much of a call's work the rank with most of it has: so many of so many."""
+    part = whole = 1
+    for factor in {*call.factors} - {"", LINEAR}:
+        axes = tuple(a for a, f in enumerate(call.factors) if f == factor)
+        length, unit = _length(call, program, batch, axes)
+        whole *= length
+        for axis in axes:
+            length, unit = largest_part(length, unit, program.axis_sizes[axis])
+        part *= length
+    return part, whole
+
+
+def _length(call: Call, program: Program, batch: int, axes: tuple[int, ...]) -> tuple[int, int]:
+    """Length and unit of a dim that just these axes split."""
+    for index in range(len(call.operands) + len(call.op.results)):
+        name, layout = tensor_of(call, index)
+        dim = layout[axes[0]]
+        if dim >= 0 and axes_of(layout, dim) == axes:
+            extent = program.values[name].shape[dim]
+            return extent.at(batch), unit_of(extent)
+    return prod(program.axis_sizes[a] for a in axes), 1
 
 
 def _local_elements(call: Call, operand: int, program: Program, batch: int) -> int:
