@@ -7,6 +7,8 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q
+# One worker has the rank processes, another all else (tests/conftest.py).
+TWO_WORKERS := -n 2 --dist loadgroup
 # Without a GPU the CPU build of torch is preferred: it is smaller by gigabytes.
 TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),,--extra-index-url https://download.pytorch.org/whl/cpu)
 
@@ -16,7 +18,7 @@ demo: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(PY) examples/demo.py
 
 test: lint
-	$(PYTEST) -m "not slow"
+	$(PYTEST) $(TWO_WORKERS) -m "not slow"
 
 test-full: lint
 	$(PYTEST)

@@ -28,6 +28,15 @@ def pytest_unconfigure() -> None:
     shutil.rmtree(os.environ["AUTOPAR_CACHE_DIR"], ignore_errors=True)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With several workers, all tests that need ranks go to one of them: there is one pool. Others go file by file."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            ranks = "pool" in getattr(item, "fixturenames", ())
+            item.add_marker(pytest.mark.xdist_group("ranks" if ranks else item.nodeid.split("::")[0]))
+
+
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Pool]:
     """The rank processes of this test run."""
