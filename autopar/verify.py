@@ -21,7 +21,7 @@ from autopar.plan import PlanRecord
 from autopar.trace.capture import trace
 from autopar.trace.inputs import BoundInputs, ExampleInputs, bind
 from autopar.trace.loss import Root
-from autopar.trace.opaque import draws_inside
+from autopar.trace.randomness import draws
 from autopar.trace.torch_private import named_tensors, owned_tensors, put_tensor
 
 LEARNING_RATE = 1e-3
@@ -183,7 +183,7 @@ def _reference(
     device: torch.device,
 ) -> tuple[str, nn.Module, Callable[[], Tensor]]:
     """What to compare with: a description, the module, and what does forward and backward."""
-    if model.training and any("dropout" in op.target or draws_inside(op) for c in graph.classes for op in c.ops):
+    if model.training and any(draws(op) for c in graph.classes for op in c.ops):
         alone = emit_alone(plan, graph, model, device=device)
         args, kwargs = _rows(graph, inputs, batch, alone.data_parallel_rows())
         return (

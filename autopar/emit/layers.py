@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autopar.emit.program import ProgramCode, draws
+from autopar.emit.program import ProgramCode, is_told
 from autopar.emit.route import Route
 from autopar.emit.torch_private import at_end_of_backward
 
@@ -64,7 +64,7 @@ class StageModule(ParameterHolder):
     @property
     def draws(self) -> bool:
         """Whether any layer draws random numbers."""
-        return any(draws(step) for layer in self.layers for step in layer.code.program.steps)  # type: ignore[union-attr]
+        return any(is_told(step) for layer in self.layers for step in layer.code.program.steps)  # type: ignore[union-attr]
 
     def forward(
         self, values: dict[str, Tensor], batch: int, draw: Tensor | None, on_backward: Callable[[], None] | None

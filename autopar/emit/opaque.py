@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -29,14 +33,31 @@ class OpaqueCall(nn.Module):
         names = self._form.names
         args, kwargs = decoded(self._form.call, tensors[len(names) :])
         own = dict(zip(names, tensors, strict=False))
-        if draw is None:
+        if not self._form.draws:
             return self._call(own, args, dict(kwargs))
-        # All ranks that hold the same samples draw the same numbers, and so does what runs again in the backward pass.
-        devices = [tensors[0].device] if tensors and tensors[0].is_cuda else []
-        with torch.random.fork_rng(devices):
-            torch.manual_seed(int(draw[0]))
-            return self._call(own, args, dict(kwargs))
+        made: list[Tensor] = seeded(draw, "", lambda: self._call(own, args, dict(kwargs)))
+        return made
 
     def _call(self, own: dict[str, Tensor], args: list[object], kwargs: dict[str, object]) -> list[Tensor]:
         output = functional_call(self._module[0], own, tuple(args), kwargs)
         return [leaf for leaf in flatten(output).leaves if isinstance(leaf, Tensor)]
+
+
+def seeded(draw: Tensor | None, salt: str, work: Callable[[], Any]) -> Any:
+    """What `work` returns, its random numbers drawn from a seed of this step, this layer and `salt`.
+
+    All ranks that have all samples draw the same numbers, and so does what runs again in the backward pass. Outside
+    training, where `draw` is None, every step draws the same.
+    """
+    seed = 0 if draw is None else int(draw[0])
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed ^ zlib.crc32(salt.encode()))
+        return work()
+
+
+def drawn(draw: Tensor | None, salt: str, target: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The result of an ATen operator that draws random numbers."""
+    namespace, name, overload = target.split(".")
+    function = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    return seeded(draw, salt, lambda: function(*args, **kwargs))

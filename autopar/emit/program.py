@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from autopar.emit.groups import StageGroups
-from autopar.emit.opaque import OpaqueCall
+from autopar.emit.opaque import OpaqueCall, drawn
 from autopar.graph import DeviceArg, Dtype, Layout, Ref, TensorSpec
 from autopar.shard import collectives, kernels
 from autopar.shard.localize import (
@@ -28,7 +28,8 @@ from autopar.shard.localize import (
 )
 from autopar.shard.program import Call, Program, Relayout, Step, made_by, read_by
 from autopar.shard.relayout import plan_moves
-from autopar.trace.opaque import OPAQUE, draws_inside
+from autopar.trace.opaque import OPAQUE
+from autopar.trace.randomness import draws, draws_whole
 
 Submodule: TypeAlias = Callable[[str], nn.Module]
 """Gives the submodule of the model at a path."""
@@ -66,9 +67,9 @@ def is_dropout(step: Step) -> bool:
     return isinstance(step, Call) and step.kernel == "dropout"
 
 
-def draws(step: Step) -> bool:
+def is_told(step: Step) -> bool:
     """Whether the step is told what random numbers to draw."""
-    return is_dropout(step) or (isinstance(step, Call) and draws_inside(step.op))
+    return is_dropout(step) or (isinstance(step, Call) and draws(step.op))
 
 
 class Region(nn.Module):
@@ -122,8 +123,8 @@ class _Writer:
         return fx.GraphModule(self.root, self.graph, class_name=kind)
 
     def _region(self, region: range) -> None:
-        drawn = (DRAW,) if any(draws(self.program.steps[i]) for i in region) else ()
-        reads, makes = (*drawn, *self.program.entering(region)), self.program.leaving(region)
+        told = (DRAW,) if any(is_told(self.program.steps[i]) for i in region) else ()
+        reads, makes = (*told, *self.program.entering(region)), self.program.leaving(region)
         writer = _Writer(self.program, self.batch, self.groups, self.training, self.submodule)
         code = writer._write("Region", reads, region, makes)
         name = f"region_{region.start}"
@@ -166,14 +167,16 @@ class _Writer:
         if step.op.target == OPAQUE:
             tensors, form = call.args
             self.root.add_module(step.op.name, OpaqueCall(self.submodule(step.op.module), form, self.training))
-            draw = self.nodes[DRAW] if draws(step) else None
+            draw = self.nodes[DRAW] if is_told(step) else None
             return self.graph.call_module(step.op.name, (draw, *self._argument(tensors)))
+        if draws_whole(step.op):
+            return self.graph.call_function(drawn, (self.nodes[DRAW], step.op.name, call.target, args, kwargs))
         if not step.kernel:
             return self.graph.call_function(aten(call.target), args, kwargs)
         info = call_info(step, self.program, self.batch, self.groups.name, place)
-        drawn = {"draw": self.nodes[DRAW]} if is_dropout(step) else {}
+        masks = {"draw": self.nodes[DRAW]} if is_dropout(step) else {}
         known = self._attribute(f"{step.op.name}_info", info)
-        return self.graph.call_function(kernels.kernel(step.kernel), (known, *args), kwargs | drawn)
+        return self.graph.call_function(kernels.kernel(step.kernel), (known, *args), kwargs | masks)
 
     def _attribute(self, name: str, value: object) -> fx.Node:
         """A constant of the code that is no literal."""

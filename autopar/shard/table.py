@@ -154,7 +154,11 @@ def register(target: str, line: str) -> None:
 
 
 def line_of(site: Site) -> str | None:
-    """The line of an op in place; None when it has no rule."""
+    """The line of an op in place; None when it has no rule, or draws random numbers for all samples at once."""
+    from autopar.trace.randomness import draws_whole  # needs torch, which the tables of names don't
+
+    if draws_whole(site.op):
+        return None
     name = site.op.target
     entry = RULES.get(name) or RULES.get(name.rpartition(".")[0])
     return entry(site) if callable(entry) else entry

@@ -27,6 +27,8 @@ _NEW = {
     "aten.new_empty.default": 0,
 }
 """Ops that take nothing but the dtype from their operand, and what they fill a tensor with (None: an argument)."""
+_DRAWN_LIKE = {"aten.randn_like.default": "aten.randn.default", "aten.rand_like.default": "aten.rand.default"}
+"""Ops that draw a tensor of another's shape, and those of a given shape in their place."""
 _ALIASES = {
     "multiply": "mul", "divide": "div", "true_divide": "div", "subtract": "sub", "negative": "neg", "absolute": "abs",
     "clip": "clamp", "greater": "gt", "greater_equal": "ge", "less": "lt", "less_equal": "le", "not_equal": "ne",
@@ -60,6 +62,10 @@ def _explicit(item: Item, values: dict[str, TensorSpec]) -> list[Item]:
     if op.target in _CONVERSIONS:  # everything lives on one device: only the dtype can change
         dtype = Dtype(values[op.results[0]].dtype)
         return [replace(op, target="aten.to.dtype", args=(op.args[0], dtype), kwargs=())]
+    if op.target in _DRAWN_LIKE:
+        spec = values[op.results[0]]
+        kwargs = (("dtype", Dtype(spec.dtype)), ("device", DeviceArg()))
+        return [replace(op, target=_DRAWN_LIKE[op.target], args=(_shape(spec),), kwargs=kwargs)]
     if op.target in _NEW:
         spec, filling = values[op.results[0]], op.args[2] if op.target == "aten.new_full.default" else _NEW[op.target]
         kwargs = (("dtype", Dtype(spec.dtype)), ("device", DeviceArg()))

@@ -20,7 +20,6 @@ from autopar.trace.layers import cut_into_layers
 from autopar.trace.loss import LossFn
 from autopar.trace.masks import fold_masks
 from autopar.trace.opaque import OPAQUE, form_of
-from autopar.trace.randomness import refuse_random
 from autopar.trace.saved import annotate
 from autopar.trace.separable import judge
 from autopar.trace.sizes import OperatorError
@@ -102,7 +101,6 @@ def _opaque_ops(graph: OpGraph) -> list[Op]:
 def _graph(flat: Flat) -> OpGraph:
     flat = without_fused_dropout(without_dead_code(fold_masks(unmerged_rows(explicit_sizes(functional(flat))))))
     flat = without_dead_code(without_no_ops(annotate(flat)))
-    refuse_random(flat)
     return judge(cut_into_layers(flat))
 
 

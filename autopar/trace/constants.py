@@ -7,6 +7,7 @@ from torch import Tensor
 
 from autopar.graph import Op
 from autopar.trace.flat import Flat
+from autopar.trace.randomness import draws
 from autopar.trace.run import run_op
 
 MAX_ELEMENTS = 1 << 26
@@ -20,7 +21,7 @@ class Constants:
         self.flat = flat
         self.makers: dict[str, Op] = {}
         for item in flat.items:
-            if isinstance(item, Op) and all(n in self.makers for n in item.operands):
+            if isinstance(item, Op) and all(n in self.makers for n in item.operands) and not draws(item):
                 self.makers |= dict.fromkeys(item.results, item)
         self._values: dict[int, dict[str, Tensor]] = {1: {}, 2: {}}
 

@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
-from autopar.graph import Op
-
 OPAQUE = "autopar.opaque.default"
 """Name of the operator: `opaque(Tensor[] tensors, str form) -> Tensor[]`."""
 OPAQUE_MARK = "autopar_trace.opaque.default"
@@ -40,11 +38,6 @@ class Form:
     def text(self) -> str:
         """The form as a text."""
         return json.dumps(asdict(self), sort_keys=True)
-
-
-def draws_inside(op: Op) -> bool:
-    """Whether the operator is a submodule that draws random numbers."""
-    return op.target == OPAQUE and form_of(str(op.args[1])).draws
 
 
 @lru_cache(maxsize=1024)

@@ -15,7 +15,7 @@ import torch
 from autopar.graph import Argument, Extent, LayerClass, LossForm, Op, OpGraph, Ref, TensorSpec
 from autopar.trace.equation import terms_of
 from autopar.trace.opaque import OPAQUE, form_of
-from autopar.trace.randomness import draws
+from autopar.trace.randomness import draws, draws_whole
 from autopar.trace.run import argument, overload
 
 
@@ -145,6 +145,8 @@ def _after(op: Op, given: list[_State], values: dict[str, TensorSpec], result: T
     mixed = next((s for s in given if isinstance(s, _Mixed)), None)
     if mixed:
         return mixed
+    if result.batch_dim is not None and draws_whole(op):
+        return _mixing(op, f"{_name(op)} draws the random numbers of all samples at once")
     if any(isinstance(s, _Reduced) for s in given):
         form = _after_reduction(op, given, result)
         return _Reduced(form) if form else _mixing(op, f"{_name(op)} uses a value reduced over the batch")

@@ -30,6 +30,18 @@ class Noisy(nn.Module):
         return y + 0.1 * torch.randn_like(y)
 
 
+class Dropping(nn.Module):
+    """A recurrent layer that drops out between its layers: one operator that draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(WIDTH, WIDTH, 2, dropout=0.5, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.gru(x)[0]
+        return out
+
+
 class Stack(nn.Module):
     """Blocks of a mixer and a submodule of some kind."""
 
@@ -47,7 +59,7 @@ class Stack(nn.Module):
 def example(name: str) -> tuple[nn.Module, dict[str, Any], OpGraph]:
     """A model in float64, example inputs and its trace: the same on every process."""
     torch.manual_seed(0)
-    model = Stack({"experts": Experts, "noisy": Noisy}[name]).double()
+    model = Stack({"experts": Experts, "noisy": Noisy, "dropping": Dropping}[name]).double()
     inputs = {"x": torch.zeros(2, 4, WIDTH, dtype=torch.float64)}
     return model, inputs, trace(model, inputs, compute_dtype="float64")
 
@@ -63,7 +75,7 @@ def check(name: str, text: str) -> dict[str, Any]:
     [
         ("experts", "pp=2,dp=2,microbatch_size=2,recompute=full"),
         ("noisy", "dp=4,zero=3,microbatch_size=4,recompute=full"),
-        ("noisy", "dp=2,tp=2,microbatch_size=8"),
+        ("dropping", "dp=2,tp=2,microbatch_size=8"),
     ],
 )
 def test_plan_is_exact(pool: Pool, name: str, config: str) -> None:

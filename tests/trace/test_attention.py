@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autopar.errors import TraceError
 from autopar.graph import LayerClass, OpGraph
+from autopar.shard.rules import rule_for
 from autopar.trace import trace
-from autopar.trace.opaque import draws_inside
+from autopar.trace.randomness import draws_whole
 from tests.trace.interpreter import largest_difference
 
 HEADS, LENGTH, WIDTH = 4, 6, 8
@@ -86,22 +86,15 @@ class Noisy(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("module", "operator"), [(Noisy(), "aten.randn_like"), (nn.Dropout2d(0.5), "dropout"), (nn.RReLU(), "aten.rrelu")]
+    ("module", "operator"), [(Noisy(), "aten.randn"), (nn.Dropout2d(0.5), "dropout"), (nn.RReLU(), "aten.rrelu")]
 )
-def test_modules_that_draw_are_one_operator(module: nn.Module, operator: str) -> None:
-    """Numbers drawn in a way that ranks could not agree on: the module is one operator, a note says which."""
-    model = nn.Sequential(nn.Conv2d(2, 3, 1), module)
-    graph = trace(model, (torch.zeros(2, 2, 4, 4),), loss_fn=lambda out: out.mean())
-    (note,) = [note for note in graph.assumptions if note.startswith("1 runs as one operator")]
-    assert operator in note
-    assert any(draws_inside(op) for kind in graph.classes for op in kind.ops)
-    assert not graph.separable
-
-
-def test_a_model_that_draws_is_refused() -> None:
-    """Where the model itself draws there is no module to stand as one operator: the error names the operator."""
-    with pytest.raises(TraceError, match=r"the model: aten\.randn_like"):
-        trace(Noisy(), (torch.zeros(2, 2),), loss_fn=lambda out: out.mean())
+def test_operators_that_draw_are_whole(module: nn.Module, operator: str) -> None:
+    """Numbers drawn in a way that ranks could not agree on piece by piece: no rule splits it, nor does time."""
+    graph = trace(nn.Sequential(nn.Conv2d(2, 3, 1), module), (torch.zeros(2, 2, 4, 4),), loss_fn=lambda out: out.mean())
+    (drawing,) = [(op, kind) for kind in graph.classes for op in kind.ops if draws_whole(op)]
+    assert operator in drawing[0].target
+    assert rule_for(*drawing) is None
+    assert "draws the random numbers of all samples" in graph.why_not_separable
 
 
 @pytest.mark.parametrize("module", [nn.Dropout2d(0.5), nn.RReLU(), nn.Dropout(0.5)])
