@@ -73,9 +73,9 @@ def check(name: str, text: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "config"),
     [
-        ("experts", "pp=2,dp=2,microbatch_size=2,recompute=full"),
+        pytest.param("experts", "pp=2,dp=2,microbatch_size=2,recompute=full", marks=pytest.mark.slow),
         ("noisy", "dp=4,zero=3,microbatch_size=4,recompute=full"),
-        ("dropping", "dp=2,tp=2,microbatch_size=8"),
+        pytest.param("dropping", "dp=2,tp=2,microbatch_size=8", marks=pytest.mark.slow),
     ],
 )
 def test_plan_is_exact(pool: Pool, name: str, config: str) -> None:
