@@ -11,6 +11,7 @@ import numpy as np
 from autopar.cost.demand import price_demands
 from autopar.cost.pricer import Pricer, Seconds
 from autopar.cost.program import call_demand
+from autopar.errors import PlanError
 from autopar.formulate.kept import call_of
 from autopar.formulate.labels import LabelSpace, Option, Placed
 from autopar.plan import MeshAxis
@@ -21,6 +22,7 @@ from autopar.shard.rules import rule_for
 
 Key: TypeAlias = tuple[object, ...]
 """What the seconds of a call depend on beside its op and the batch."""
+ILLEGAL: Key = ("illegal",)
 
 
 class _Priced(NamedTuple):
@@ -47,20 +49,26 @@ class CallPrices:
             rule = rule_for(placed.op, layer)
             talks = rule is not None and bool(rule.kernels)
             cuts = rule is not None and bool(rule.grains)
+            recut = [cuts and self._is_recut(placed, option, space, batch) for option in placed.distinct]
             keys = [
-                _key(option, mesh, talks or (cuts and self._is_recut(placed, option, space, batch)))
-                for option in placed.distinct
+                ILLEGAL if cut is None else _key(option, mesh, talks or cut)
+                for option, cut in zip(placed.distinct, recut, strict=True)
             ]
-            calls.append(_Priced(placed, keys, self._known.setdefault((layer.digest, placed.op.name, batch), {})))
+            known = self._known.setdefault((layer.digest, placed.op.name, batch), {ILLEGAL: (np.inf, np.inf)})
+            calls.append(_Priced(placed, keys, known))
         self._price(calls, space, batch, mesh)
         for placed, keys, known in calls:
             seconds = np.array([*(known[key] for key in keys), (np.inf, np.inf)])[placed.which]
             yield placed, seconds[:, 0], seconds[:, 1]
 
-    def _is_recut(self, placed: Placed, option: Option, space: LabelSpace, batch: int) -> bool:
-        """Whether an op under an option needs dims recut, which is sent over a group of ranks."""
+    def _is_recut(self, placed: Placed, option: Option, space: LabelSpace, batch: int) -> bool | None:
+        """Whether an op under an option needs dims recut, which is sent over a group of ranks; None where it can't be,
+        since samples would be cut."""
         program = Program(space.sizes, (), (), (), (), (), {}, space.layer.values)
-        return bool(recuts(call_of(placed, option, space.layer), program, batch))
+        try:
+            return bool(recuts(call_of(placed, option, space.layer), program, batch))
+        except PlanError:
+            return None
 
     def _price(self, calls: list[_Priced], space: LabelSpace, batch: int, mesh: tuple[MeshAxis, ...]) -> None:
         """Price what isn't known yet, all at once."""

@@ -179,9 +179,18 @@ UNEVEN: Data = {
 """Nine samples may be dealt over two devices, one sample may not."""
 
 
+SEVEN: Data = {
+    "model": {"spec": "llama:layers=2,hidden=24,heads=4,vocab=4"},
+    "cluster": {"file": "cluster.toml"},
+    "training": {"global_batch": 7, "seq_len": 9},
+}
+"""Seven samples can't be dealt over two by three axes without cutting some."""
+
+
 @settings(max_examples=1)
 @given(jobs(), clusters(nodes=1, a_node=2))
 @example(UNEVEN, {"name": "two", "device": "a100-80gb", "nodes": 2, "devices_per_node": 1})
+@example(SEVEN, {"name": "six", "device": "a100-80gb", "nodes": 2, "devices_per_node": 3})
 def test_a_plan_or_a_proven_no(job: Data, cluster: dict[str, Any]) -> None:
     """Job files in order get a plan, a proven no, or a mistake that names what to change."""
     check_plan(job, cluster)
