@@ -7,8 +7,6 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q
-# One worker has the rank processes, another all else (tests/conftest.py).
-TWO_WORKERS := -n 2 --dist loadgroup
 # Without a GPU the CPU build of torch is preferred: it is smaller by gigabytes.
 TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),,--extra-index-url https://download.pytorch.org/whl/cpu)
 
@@ -18,7 +16,10 @@ demo: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(PY) examples/demo.py
 
 test: lint
-	$(PYTEST) $(TWO_WORKERS) -m "not slow"
+	@# What needs no rank processes runs beside what does; its output comes after.
+	@log=$$(mktemp); $(PYTEST) -m "not slow and not ranks" >$$log 2>&1 & others=$$!; \
+	$(PYTEST) -m "not slow and ranks"; ranks=$$?; \
+	wait $$others; alone=$$?; cat $$log; rm -f $$log; exit $$((ranks | alone))
 
 test-full: lint
 	$(PYTEST)

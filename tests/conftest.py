@@ -29,12 +29,11 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With several workers, all tests that need ranks go to one of them: there is one pool. Others go file by file."""
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            ranks = "pool" in getattr(item, "fixturenames", ())
-            item.add_marker(pytest.mark.xdist_group("ranks" if ranks else item.nodeid.split("::")[0]))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs rank processes, so that all else can run beside it."""
+    for item in items:
+        if "pool" in getattr(item, "fixturenames", ()):
+            item.add_marker("ranks")
 
 
 @pytest.fixture(scope="session")
