@@ -70,6 +70,8 @@ def read_jobs(paths: Sequence[Path]) -> list[Job]:
 
 
 def _read_job(path: Path) -> Job:
+    if not path.suffix:
+        raise ConfigError(f"{path}: results would lie in a folder of that name; give a file whose name ends in .toml")
     settings = read_settings(path, JobFile)
     points = {point.name: point for point in _points(settings, path.parent)}
     return Job(path, settings, tuple(points.values()))
@@ -100,7 +102,8 @@ def _opened(text: str, file: str | None, folder: Path) -> str:
 
 def _name(point: Point, folder: Path) -> str:
     """Model, cluster and batch in words, then a digest of the point as written and of the files that it names."""
-    files = [folder / file for file in (spec_file(point.spec), point.cluster, point.profile) if file]
+    named = [folder / file for file in (spec_file(point.spec), point.cluster, point.profile) if file]
+    files = [file / "config.json" if file.is_dir() else file for file in named]
     contents = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()]
     digest = hashlib.sha256(json.dumps([asdict(point), contents]).encode()).hexdigest()[:8]
     model = point.model.partition(":")[0] if "=" in point.model else Path(point.model).stem

@@ -7,6 +7,7 @@ written first and the document last, each whole or not at all: a point whose doc
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -51,18 +52,22 @@ def run_jobs(
     With `resume` points that have a plan, or are proven infeasible, are kept; without it whatever an earlier run left
     of these points is dropped first. Raises OSError where results can't be written.
     """
-    homes = {point.name: (job, point) for job in jobs for point in job.points}
+    places: dict[str, list[Job]] = defaultdict(list)  # points of one name, in whatever files, have one answer
+    points: dict[str, Point] = {}
     for job in jobs:
         job.folder.mkdir(parents=True, exist_ok=True)
-    if not resume:
-        for job, point in homes.values():
-            _document_path(job, point).unlink(missing_ok=True)
-    waiting = [point for job, point in homes.values() if _finished(job, point) is None]
-    say(f"{len(homes)} points, {len(homes) - len(waiting)} of them done")
+        for point in job.points:
+            if not resume:
+                _document_path(job, point).unlink(missing_ok=True)
+            if _finished(job, point) is None:
+                places[point.name].append(job)
+            points[point.name] = point
+    waiting = [points[name] for name in places]
+    say(f"{len(points)} points, {len(points) - len(waiting)} of them done")
     deal: Solver = partial(solved_by_ray if ray else solved_by_team, workers=workers)
     for number, result in enumerate(deal(waiting, solve), start=1):
-        job, point = homes[result.name]
-        _keep(job, point, result)
+        for job in places[result.name]:
+            _keep(job, points[result.name], result)
         say(f"{number}/{len(waiting)} {result.name}: {outcome_words(result.document)}")
     outcomes = [Outcome(job, point, _document(job, point) or {}) for job in jobs for point in job.points]
     for job in jobs:

@@ -106,6 +106,25 @@ def test_without_resume_all_is_found_again(tmp_path: Path, monkeypatch: pytest.M
         assert len(begun(ledger)) - before == count
 
 
+def test_files_that_ask_for_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A point of two files is found once and kept beside both; a file for which it is done already is left alone."""
+    ledger = tmp_path / "ledger"
+    monkeypatch.setenv(LEDGER, str(ledger))
+    folders = [tmp_path / name for name in "ab"]
+    for folder in folders:
+        folder.mkdir()
+    first, second = (job_of(folder, [1]) for folder in folders)
+    found = run_jobs([first, second], solve=slowly)
+    assert [outcome.status for outcome in found] == ["infeasible", "infeasible"]
+    assert finished(first) == finished(second) != {}
+    assert begun(ledger) == [first.points[0].name]
+    (second.folder / f"{second.points[0].name}.json").unlink()
+    before = finished(first)
+    run_jobs([first, second], resume=True, solve=slowly)
+    assert finished(first) == finished(second) == before
+    assert len(begun(ledger)) == 2
+
+
 def test_plans_and_summaries(tmp_path: Path) -> None:
     """Plans are what `autopar explain` reads; the tables have a line a point, and say why there is no plan."""
     job = job_of(tmp_path, [2])
