@@ -9,13 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from math import prod
+from math import inf, prod
 from typing import TYPE_CHECKING, Any
 
 from autopar import __version__
+from autopar.choices import listed
 from autopar.cluster import Cluster
+from autopar.cost.states import STATE_BYTES
 from autopar.errors import ConfigError
-from autopar.formulate.config import ManualConfig
+from autopar.formulate.config import ManualConfig, microbatch_count
 from autopar.graph import REPLICATE
 from autopar.plan import Fingerprint, LayerStrategy, MeshAxis, PlanRecord, Request, StagePlan
 from autopar.trace.dimspec import parse_dims
@@ -36,13 +38,19 @@ NARROW = {"fp8": "float8_e4m3fn", "mxfp8": "float8_e4m3fn", "nvfp4": "float4_e2m
 
 COMPUTE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
+DTYPES = (*COMPUTE, *NARROW)
+
 
 def predict(
     shape: Shape, config: ManualConfig, request: Request, cluster: Cluster, dtype: str, straggler: float = 1.0
 ) -> PlanRecord:
     """An estimate's record, one device `straggler` times as slow. Raises ConfigError where it can't be predicted."""
     began = time.process_time()
+    if not 1 <= straggler < inf:
+        raise ConfigError(f"straggler={straggler}: give how many times as long a device takes, 1 or more")
+    states = STATE_BYTES.get(request.optimizer)
     layout = layout_of(config, shape, cluster, request.global_batch, dtype)
+    layout = layout if states is None else replace(layout, state_bytes=states)
     taken = step_time(costs_of(shape, layout, cluster), shipped_constants(), straggler=straggler)
     held = peak_bytes(shape, layout)
     return _record(shape, layout, taken, held, replace(request, dtype=dtype, seq_len=shape.seq), cluster, began)
@@ -131,8 +139,12 @@ def layout_of(config: ManualConfig, shape: Shape, cluster: Cluster, global_batch
         )
     if shape.layers < config.pp * config.virtual_stages:
         mistakes.append(f"pp*virtual_stages = {config.pp * config.virtual_stages} is above {shape.layers} blocks")
-    if config.ep > max(1, shape.experts):
-        mistakes.append(f"ep={config.ep}: the model has {shape.experts} experts; give at most that")
+    if config.ep > 1 and (not shape.experts or shape.experts % config.ep):
+        mistakes.append(f"ep={config.ep}: the model has {shape.experts} experts; give a divisor of that")
+    if config.zero_group not in ("all", "node") and (config.dp * config.cp) % int(config.zero_group):
+        mistakes.append(f"zero_group={config.zero_group}: must divide dp*cp = {config.dp * config.cp}")
+    if dtype not in COMPUTE and dtype not in NARROW:
+        mistakes.append(f"dtype={dtype}: not predicted for framework={config.framework}; give {listed(DTYPES)}")
     compute = COMPUTE.get(dtype, "bfloat16")
     needed = (compute, NARROW.get(dtype, compute))
     mistakes += [
@@ -146,7 +158,8 @@ def layout_of(config: ManualConfig, shape: Shape, cluster: Cluster, global_batch
     return Layout(
         dp=config.dp, tp=config.tp, cp=config.cp, ep=config.ep, pp=config.pp, chunks=config.virtual_stages,
         schedule="interleaved" if config.virtual_stages > 1 and config.schedule == "1f1b" else config.schedule,
-        microbatch=config.microbatch_size, num_microbatches=global_batch // (config.dp * config.microbatch_size),
+        microbatch=config.microbatch_size,
+        num_microbatches=microbatch_count(global_batch, config.dp, config.microbatch_size) or 1,
         zero=config.zero, zero_ways=_ways(config.zero_group, max(1, cluster.devices_per_node // config.tp)),
         sequence=bool(config.sp) and config.tp > 1,
         recomputed=(int(count) / shape.layers if count else 1.0) if kind == "full" else 0.0,
@@ -179,7 +192,7 @@ def _record(
     return PlanRecord(
         request=request, fingerprint=Fingerprint("", "", device.name), stages=tuple(_stages(shape, layout)),
         num_microbatches=layout.num_microbatches, microbatch_size=layout.microbatch,
-        global_microbatch=layout.dp * layout.microbatch, pp_degree=layout.pp,
+        global_microbatch=request.global_batch // layout.num_microbatches, pp_degree=layout.pp,
         schedule=layout.schedule if layout.pp > 1 else "none" if layout.num_microbatches == 1 else "accumulate",
         step_time_s=step, tokens_per_s=tokens / step, tokens_per_s_per_device=tokens / step / used,
         tflops_per_device=rate / 1e12, mfu=rate / best if best else None, peak_memory_bytes=peak,

@@ -85,6 +85,8 @@ def _misfits(found: dict[str, Any], given: dict[str, int]) -> list[str]:
         )
     if found["heads"] % found["kv_heads"]:
         misfits.append(f"heads={found['heads']} is no multiple of kv_heads={found['kv_heads']}; change one")
+    if "topk" in given and given["topk"] > given.get("experts", given["topk"]):
+        misfits.append(f"topk={given['topk']} is above experts={given['experts']}; give at most that")
     if found["family"] == "llama" and found["head_dim"] % 2:
         misfits.append(f"head_dim={found['head_dim']} is odd; rotary positions need an even one")
     return misfits

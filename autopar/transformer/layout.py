@@ -87,6 +87,7 @@ class Layout:
 
     `zero_ways` are the ranks over which ZeRO shards, 0 for all data ranks. `recomputed` is the share of blocks that run
     again whole, `selective` whether the core of attention does. `gemm_dtype` is that of the blocks' linear layers.
+    `state_bytes` a parameter are those of the optimizer's states, with 32 bits where there is a choice.
     """
 
     dp: int
@@ -108,6 +109,7 @@ class Layout:
     gemm_dtype: str
     conventions: Conventions
     stage_layers: tuple[int, ...] = ()
+    state_bytes: float = 8.0
 
     @property
     def devices(self) -> int:

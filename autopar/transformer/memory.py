@@ -107,17 +107,22 @@ def _states(shape: Shape, layout: Layout, dense: float, expert: float) -> tuple[
     width = 4.0 if layout.compute == "float32" else 2.0
     if policy.half_states:
         spread = sharded if layout.zero == 3 else whole
-        return 2.0 * spread, 2.0 * spread, 4.0 * sharded, 4.0 * (whole - spread) / max(1, shape.layers)
+        return (
+            2.0 * spread,
+            2.0 * spread,
+            layout.state_bytes / 2 * sharded,
+            4.0 * (whole - spread) / max(1, shape.layers),
+        )
     if layout.zero == 3:
         block = shape.block_params / layout.tp / (layout.expert_ways if shape.experts else 1)
         gathered = max(2 * block * width, shape.embedding_params / layout.tp * width) + block * policy.gradient_bytes
         if layout.pp > 1:  # parameters stay gathered, and gradients whole, until the step ends
             gathered = width * whole + max(0.0, policy.gradient_bytes * whole - 4.0 * sharded)
-        return 4.0 * sharded, 4.0 * sharded, (8.0 + policy.extra_state_bytes) * sharded, gathered
+        return 4.0 * sharded, 4.0 * sharded, (layout.state_bytes + policy.extra_state_bytes) * sharded, gathered
     master = 0.0 if width == 4.0 else 4.0
     held = policy.held_gradient_bytes if width == 2.0 else 4.0
     gradients = held * (sharded if layout.zero == 2 else whole)
-    return width * whole, gradients, (8.0 + master + policy.extra_state_bytes) * sharded, 0.0
+    return width * whole, gradients, (layout.state_bytes + master + policy.extra_state_bytes) * sharded, 0.0
 
 
 def block_bytes(shape: Shape, layout: Layout) -> float:

@@ -20,8 +20,9 @@ from autopar.transformer.layout import Layout
 from autopar.transformer.stages import stage_blocks
 from autopar.transformer.traffic import Traffic, Wire, traffic
 
-OPTIMIZER_BYTES = 34.0
-"""Adam in float32 with a half-precision copy: reads gradient, master and moments, writes the latter and the copy."""
+OPTIMIZER_BYTES, ADAM_BYTES = 34.0, 8.0
+"""Adam in float32 with a half-precision copy: reads gradient, master and moments, writes the latter and the copy. Its
+moments are the second of these."""
 
 SHARPNESS = 3.0
 """How sharply a piece turns from being bound by the host to being bound by the device."""
@@ -245,7 +246,8 @@ class _Assembly:
             ranks = max(1, layout.data_ranks * layout.tp // layout.expert_ways)
             own += experts * blocks / layout.expert_ways / (min(layout.shard_ways, ranks) if layout.zero else 1)
         own += shape.embedding_params / layout.tp / layout.shard_ways * (1 if layout.pp > 1 or shape.tied else 2)
-        return own * OPTIMIZER_BYTES / self.costs.bytes_per_s * self.known.of("optimizer")
+        moved = OPTIMIZER_BYTES + 2 * (layout.state_bytes - ADAM_BYTES)  # states are read and written
+        return own * moved / self.costs.bytes_per_s * self.known.of("optimizer")
 
 
 @lru_cache(maxsize=4096)

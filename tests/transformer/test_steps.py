@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from autopar.api import estimate
 from autopar.cli.main import _run
 from autopar.cluster import load_cluster
 from autopar.errors import ConfigError
@@ -236,6 +237,7 @@ def test_published_runs_stay_as_near_as_the_page_says() -> None:
         ("dp=8,ep=4,framework=megatron,devices=8", "experts"),
         ("dp=8,offload=optimizer,framework=fsdp,devices=8", "offload"),
         ("pp=64,framework=megatron", "64"), ("tp=7,framework=megatron", "7"),
+        ("dp=64,zero=1,zero_group=3,framework=megatron", "zero_group=3"),
     ],
 )  # fmt: skip
 def test_configurations_that_cannot_be(config: str, said: str) -> None:
@@ -262,6 +264,40 @@ def test_estimate_under_a_framework(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["step_time_s"] == pytest.approx(alone.step_time_s)
     assert _run(["estimate", spec, *arguments], debug=True) == 0
     assert "tensor 2 ways" in capsys.readouterr().out
+
+
+def test_an_uneven_batch_takes_as_long_as_its_largest_share() -> None:
+    """10 sequences on 4 replicas run as 12 would, 3 on the fullest, and the record counts 10."""
+    shape, where = shape_of_spec("llama:layers=4,hidden=1024,heads=16,vocab=32000,seq=512", None), "4xh100-80gb"
+    config = ManualConfig.parse("dp=4,microbatch_size=3,framework=fsdp")
+    uneven, even = (estimate(shape, {}, cluster=where, global_batch=n, config=config) for n in (10, 12))
+    assert uneven.num_microbatches == 1
+    assert uneven.step_time_s == even.step_time_s
+    assert uneven.tokens_per_s == pytest.approx(10 * 512 / even.step_time_s)
+
+
+def test_states_of_the_optimizer_asked_for() -> None:
+    """Of the moments, 8 bytes a parameter, SGD holds none and the 8-bit Adam 2, and their step is shorter."""
+    shape, config = gpt(4, 1024, 16), ManualConfig.parse("dp=8,framework=megatron")
+    names = ("adamw", "sgd", "adamw8bit")
+    found = [
+        estimate(shape, {}, cluster="8xh100-80gb", global_batch=8, config=config, optimizer=name) for name in names
+    ]
+    held = [(one.memory_by_category["optimizer"] - found[1].memory_by_category["optimizer"]) for one in found]
+    elements = shape.layers * shape.block_params + shape.embedding_params
+    assert held == pytest.approx([8 * elements, 0, 2 * elements])
+    assert found[1].step_time_s < found[2].step_time_s < found[0].step_time_s
+
+
+def test_what_is_not_predicted_under_a_framework_is_refused() -> None:
+    """A dtype that no framework's model knows, a device faster than the others, more experts a token than there are."""
+    shape, config = gpt(4, 1024, 16), ManualConfig.parse("dp=8,framework=megatron")
+    for wrong in ({"dtype": "fp64"}, {"straggler": 0.5}, {"straggler": float("nan")}):
+        (name,) = wrong
+        with pytest.raises(ConfigError, match=name):
+            estimate(shape, {}, cluster="8xh100-80gb", global_batch=8, config=config, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="topk=9"):
+        shape_of_spec("llama:layers=1,hidden=64,heads=4,vocab=64,experts=8,topk=9", None)
 
 
 def test_dimensions_of_models() -> None:
