@@ -281,8 +281,9 @@ def _under_framework(
     straggler: float,
 ) -> Plan:
     """Predict a plan that another framework runs."""
-    from autopar.frameworks import NARROW, predict, shape_of
+    from autopar.frameworks import predict, shape_of
     from autopar.transformer.dims import Shape
+    from autopar.transformer.layout import NARROW
 
     if loss_fn is not None or profile is not None:
         raise ConfigError(f"framework={config.framework}: predicted without loss_fn and profile; leave them out")

@@ -23,7 +23,7 @@ from autopar.plan import Fingerprint, LayerStrategy, MeshAxis, PlanRecord, Reque
 from autopar.trace.dimspec import parse_dims
 from autopar.transformer.constants import shipped_constants
 from autopar.transformer.dims import Shape
-from autopar.transformer.layout import DEEPSPEED, FSDP, MODERN, Conventions, Layout
+from autopar.transformer.layout import COMPUTE, DEEPSPEED, FSDP, MODERN, NARROW, Conventions, Layout
 from autopar.transformer.memory import Bytes, fits, peak_bytes
 from autopar.transformer.stages import stage_blocks
 from autopar.transformer.step import StepTime, costs_of, step_time
@@ -32,13 +32,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 CONVENTIONS: Mapping[str, Conventions] = {"megatron": MODERN, "fsdp": FSDP, "deepspeed": DEEPSPEED}
-
-NARROW = {"fp8": "float8_e4m3fn", "mxfp8": "float8_e4m3fn", "nvfp4": "float4_e2m1fn_x2"}
-"""Dtypes of linear layers that are predicted only; the rest computes in bfloat16."""
-
-COMPUTE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-
-DTYPES = (*COMPUTE, *NARROW)
 
 
 def predict(
@@ -143,8 +136,8 @@ def layout_of(config: ManualConfig, shape: Shape, cluster: Cluster, global_batch
         mistakes.append(f"ep={config.ep}: the model has {shape.experts} experts; give a divisor of that")
     if config.zero_group not in ("all", "node") and (config.dp * config.cp) % int(config.zero_group):
         mistakes.append(f"zero_group={config.zero_group}: must divide dp*cp = {config.dp * config.cp}")
-    if dtype not in COMPUTE and dtype not in NARROW:
-        mistakes.append(f"dtype={dtype}: not predicted for framework={config.framework}; give {listed(DTYPES)}")
+    if dtype not in COMPUTE:
+        mistakes.append(f"dtype={dtype}: not predicted for framework={config.framework}; give {listed(tuple(COMPUTE))}")
     compute = COMPUTE.get(dtype, "bfloat16")
     needed = (compute, NARROW.get(dtype, compute))
     mistakes += [

@@ -205,6 +205,13 @@ class CarriedCosts:
     group_memory: tuple[dict[str, int], ...] = field(default=(), hash=False)
 
 
+NOTHING_CARRIED = (
+    "the plan doesn't carry what its layers cost: estimates under other frameworks never do; make any other plan anew "
+    "with this autopar"
+)
+"""Said where that is needed."""
+
+
 @dataclass(frozen=True)
 class PlanRecord:
     """A plan, or (with `lower_bound_s` null) an estimate. Field names and units are those of the public contract.

@@ -12,7 +12,7 @@ from autopar.errors import PlanError
 from autopar.formulate.predict import Layers
 from autopar.graph import CollectiveKey, OpKey
 from autopar.measure.keys import Key, decode_key, encode_key
-from autopar.plan import Between, CarriedCosts, LayerCost
+from autopar.plan import NOTHING_CARRIED, Between, CarriedCosts, LayerCost
 
 FIELDS = tuple(f.name for f in fields(Demand))
 WORK = ("calls", "passing", "micro_sync", "rerun", "step_sync", "optimizer")
@@ -47,7 +47,7 @@ def layer_costs(
 def carried_work(carried: CarriedCosts) -> list[LayerWork]:
     """What each of the layers asks for. Raises PlanError where the plan carries nothing of the kind."""
     if not carried.layers:
-        raise PlanError("the plan doesn't carry what its layers cost: make it anew with this autopar")
+        raise PlanError(NOTHING_CARRIED)
     keys = [decode_key(text) for text in carried.keys]
     try:
         return [_work(cost, keys) for cost in carried.layers]

@@ -15,7 +15,7 @@ from typing import Any
 from autopar.cost.schedule import Shape, simulate
 from autopar.errors import PlanError
 from autopar.files import write_atomically
-from autopar.plan import LayerCost, PlanRecord
+from autopar.plan import NOTHING_CARRIED, LayerCost, PlanRecord
 from autopar.report.strategy import name_span
 
 LANES = ("compute", "communication")
@@ -73,7 +73,7 @@ def chrome_trace(events: Sequence[Event], stages: Sequence[str]) -> dict[str, An
 def step_events(record: PlanRecord) -> list[Event]:
     """Everything that takes time in a step, stage by stage in order of time."""
     if not record.costs.layers:
-        raise PlanError("the plan doesn't carry what its layers cost: make it anew with this autopar")
+        raise PlanError(NOTHING_CARRIED)
     named = [_named_costs(record, stage) for stage in range(len(record.stages))]
     events: list[Event] = []
     groups = record.pp_degree

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+
+COMPUTE: Mapping[str, str] = {
+    "bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": "bfloat16", "mxfp8": "bfloat16",
+    "nvfp4": "bfloat16",
+}  # fmt: skip
+"""The dtype in which all but linear layers computes, by the dtype asked for."""
+
+NARROW: Mapping[str, str] = {"fp8": "float8_e4m3fn", "mxfp8": "float8_e4m3fn", "nvfp4": "float4_e2m1fn_x2"}
+"""Dtypes of linear layers that are predicted only."""
 
 
 @dataclass(frozen=True)

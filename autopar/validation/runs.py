@@ -10,7 +10,7 @@ from math import isfinite
 from autopar.cluster import Cluster, DeviceFile, Link
 from autopar.errors import ConfigError
 from autopar.transformer.dims import Shape
-from autopar.transformer.layout import Conventions, Layout
+from autopar.transformer.layout import COMPUTE, NARROW, Conventions, Layout
 from autopar.validation.public_models import dims_of
 from autopar.validation.words import (
     DTYPES,
@@ -23,9 +23,7 @@ from autopar.validation.words import (
     zero_in,
 )
 
-COMPUTE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": "bfloat16", "mxfp8": "bfloat16",
-           "nvfp4": "bfloat16"}  # fmt: skip
-NARROW = {"fp8": "float8_e4m3fn", "mxfp8": "float8_e4m3fn", "nvfp4": "float4_e2m1fn_x2"}
+FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 RACK = 64
 """Devices of a rack-scale NVLink domain of 72 that jobs use."""
@@ -78,6 +76,11 @@ class _Reader:
             raise ConfigError(f"{column}={text!r} is not a whole number")
         return int(value)
 
+    def flag(self, column: str, default: bool) -> bool:
+        """Yes or no, in words or as 1 or 0; the default is noted."""
+        known = FLAGS.get(self.text(column).lower())
+        return bool(self.number(column, int(default))) if known is None else known
+
     def say(self, what: str) -> None:
         self.assumed.append(what)
 
@@ -115,7 +118,7 @@ def _shape(reader: _Reader) -> Shape:
     heads = reader.number("heads", max(1, hidden // 128), "128 wide")
     if min(layers, hidden, heads) < 1:
         raise ConfigError(f"layers={layers}, hidden={hidden}, heads={heads}: must be at least 1")
-    gated = reader.number("gated_mlp", 0 if gpt else 1)
+    gated = reader.flag("gated_mlp", not gpt)
     third = -(-(8 * hidden) // (3 * 256)) * 256
     experts = reader.number("experts", 0) if reader.text("experts") else 0
     found = Shape(
@@ -123,8 +126,8 @@ def _shape(reader: _Reader) -> Shape:
         head_dim=_head_dim(reader, hidden, heads),
         ffn=reader.number("ffn_hidden", third if gated else 4 * hidden),
         vocab=reader.number("vocab", PADDED_GPT2 if gpt else LLAMA_VOCAB),
-        seq=reader.number("seq_len", 2048), gated=bool(gated),
-        tied=bool(reader.number("tied_embeddings", 1 if gpt else 0)), bias=gpt, positions=gpt,
+        seq=reader.number("seq_len", 2048), gated=gated,
+        tied=reader.flag("tied_embeddings", gpt), bias=gpt, positions=gpt,
         experts=experts if experts > 1 else 0, topk=reader.number("topk", 2) if experts > 1 else 0,
     )  # fmt: skip
     least = min(found.kv_heads, found.head_dim, found.ffn, found.vocab, found.seq, found.topk or not found.experts)
@@ -178,9 +181,9 @@ def _layout(reader: _Reader, shape: Shape, device: DeviceFile, conventions: Conv
         dp=dp, tp=tp, cp=cp, ep=_experts(reader, shape, dp * cp * tp), pp=pp, chunks=chunks,
         schedule=_schedule(reader, chunks), microbatch=size, num_microbatches=count, zero=zero.level,
         zero_ways=min(_per_node(reader, device, gpus), gpus) // (tp if tp < 8 else 1) if zero.ways < 0 else zero.ways,
-        sequence=bool(reader.number("sequence_parallel", int(conventions.sequence and tp > 1))) and tp > 1,
+        sequence=reader.flag("sequence_parallel", conventions.sequence and tp > 1) and tp > 1,
         recomputed=share if recompute == "full" else 0.0, selective=recompute == "selective",
-        fused_attention=bool(reader.number("flash_attention", int(conventions.fused_attention))),
+        fused_attention=reader.flag("flash_attention", conventions.fused_attention),
         compute=COMPUTE[dtype], gemm_dtype=NARROW.get(dtype, COMPUTE[dtype]), conventions=conventions,
     )  # fmt: skip
     return layout, batch

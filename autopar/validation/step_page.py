@@ -19,7 +19,7 @@ def write_step_page(rows: Sequence[PredictedStep], path: Path) -> None:
     except ModuleNotFoundError:
         raise ConfigError("--report needs plotly: pip install 'autopar[report]'") from None
     timed = [r for r in rows if r.ape is not None and r.kind == "training"]
-    weighed = [r for r in rows if r.memory_ape is not None and r.component in ("", "total peak")]
+    weighed = [r for r in rows if r.memory_ape is not None and r.is_total]
     figures = [
         _scatter(go, "seconds of a step", timed, lambda r: r.measured_step_time_s, lambda r: r.predicted_step_time_s),
         _boxes(go, timed),

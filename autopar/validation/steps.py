@@ -25,6 +25,9 @@ PLAN = ("dp", "tp", "pp", "cp", "ep", "virtual_stages", "schedule", "zero_stage"
         "micro_batch", "flash_attention")  # fmt: skip
 """Columns that make a plan; rows that agree in all of them are one plan run again."""
 
+TOTALS = ("", "total", "total peak", "peak")
+"""Components that are all there is."""
+
 
 @dataclass(frozen=True)
 class PredictedStep:
@@ -56,6 +59,11 @@ class PredictedStep:
     experts: bool = False
     assumed: tuple[str, ...] = ()
     skipped_reason: str | None = None
+
+    @property
+    def is_total(self) -> bool:
+        """Whether its bytes are those of everything."""
+        return self.component in TOTALS
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -120,8 +128,8 @@ def predict_row(read: ReadRow, constants: Constants, closed: Closed) -> Predicte
     measured, estimated = measured_s(row, run)
     peak = peak_bytes(run.shape, run.layout)
     held = _held(row, read.kind, run, peak)
-    component = row.get("component", "") if read.kind == "memory" else ""
-    total = component in ("", "total peak")
+    component = plain(row.get("component", "")) if read.kind == "memory" else ""
+    total = component in TOTALS
     weighed, device = _measured_bytes(row), run.cluster.device
     return PredictedStep(
         row_id=row.get("row_id", ""), kind=read.kind, source_id=_source(row),
@@ -167,7 +175,7 @@ def _held(row: Mapping[str, str], kind: str, run: Run, peak: Bytes) -> float:
     """Bytes predicted of what the row measures: a total as its tool sees it, or a component."""
     how = plain(row.get("mem_kind", ""))
     component = plain(row.get("component", "")) if kind == "memory" else ""
-    if component in ("", "total peak"):
+    if component in TOTALS:
         if "allocated" in how:
             return peak.tensors
         return peak.tensors + peak.slack if "reserved" in how else peak.total

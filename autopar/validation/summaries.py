@@ -38,7 +38,7 @@ def summary(rows: Sequence[PredictedStep]) -> dict[str, Any]:
         "by_gpu": by(measured, lambda r: r.gpu),
         **ranking(measured),
         "estimated": {
-            **errors(estimated := [r for r in scored if r.estimated]),
+            **errors(estimated),
             "by_source": by(estimated, lambda r: r.source_id),
         },
         "memory": memory(rows),
@@ -145,13 +145,13 @@ def _tau(plans: Sequence[tuple[float, float]]) -> float | None:
 def memory(rows: Iterable[PredictedStep]) -> dict[str, Any]:
     """Errors of bytes: of totals, and by source and component; and whether what ran and what ran out is told apart."""
     weighed = [r for r in rows if r.skipped_reason is None and (r.kind == "memory" or r.measured_peak_memory_bytes)]
-    totals = [r for r in weighed if r.component in ("", "total peak")]
+    totals = [r for r in weighed if r.is_total]
     ran = [r for r in totals if not r.oom and r.measured_peak_memory_bytes]
     out = [r for r in totals if r.oom]
     return {
         **_errors([_bias(r) for r in ran]),
-        "by_source": _grouped(totals, lambda r: r.source_id),
-        "by_component": _grouped([r for r in weighed if r not in totals], lambda r: r.component),
+        "by_source": _grouped(ran, lambda r: r.source_id),
+        "by_component": _grouped([r for r in weighed if not r.is_total], lambda r: r.component),
         "ran_called_infeasible": sum(r.feasible is False for r in ran),
         "n_oom": len(out),
         "oom_called_infeasible": sum(r.feasible is False for r in out),

@@ -79,6 +79,16 @@ def test_what_cannot_be_read_is_skipped_with_its_reason(change: dict[str, str], 
     assert good.ape is not None
 
 
+def test_yes_and_no_in_words() -> None:
+    """What is yes or no may be so in words: the same prediction as with 1 and 0."""
+    columns = ("gated_mlp", "tied_embeddings", "sequence_parallel", "flash_attention")
+    words, numbers = ([dict.fromkeys(columns, value) for value in values] for values in (("True", "no"), ("1", "0")))
+    seconds = [row.predicted_step_time_s for row in predict(*words)]
+    assert seconds == [row.predicted_step_time_s for row in predict(*numbers)]
+    assert None not in seconds
+    assert len({*seconds}) == 2
+
+
 def test_no_row_ends_the_command() -> None:
     """Whatever stands in a column, a row is predicted with finite figures or skipped with a reason."""
     odd = ("", "0", "-1", "1e309", "nan", "2.5", "999999999", "x,y", "(1)")
@@ -136,6 +146,14 @@ def test_bytes_in_the_unit_of_the_tool() -> None:
     assert shown.measured_peak_memory_bytes == 60 * 2**30
     assert states.predicted_component_bytes
     assert states.predicted_component_bytes < (states.predicted_peak_memory_bytes or 0.0)
+
+
+def test_a_run_that_ended_for_memory_has_no_error() -> None:
+    """What was shown before memory ran out is no peak: it counts neither in all nor by source."""
+    ran, out = predict({"peak_mem_gb": "60"}, {"peak_mem_gb": "60", "status": "oom"})
+    found = summary([ran, out])["memory"]
+    assert (found["n"], found["n_oom"]) == (1, 1)
+    assert [source["n"] for source in found["by_source"].values()] == [1]
 
 
 def _plan(group: str, predicted: float, measured: float, plan: str = "") -> PredictedStep:
