@@ -295,7 +295,7 @@ def test_what_is_not_predicted_under_a_framework_is_refused() -> None:
     for wrong in ({"dtype": "fp64"}, {"straggler": 0.5}, {"straggler": float("nan")}):
         (name,) = wrong
         with pytest.raises(ConfigError, match=name):
-            estimate(shape, {}, cluster="8xh100-80gb", global_batch=8, config=config, **wrong)  # type: ignore[arg-type]
+            estimate(shape, {}, cluster="8xh100-80gb", global_batch=8, config=config, **wrong)
     with pytest.raises(ConfigError, match="topk=9"):
         shape_of_spec("llama:layers=1,hidden=64,heads=4,vocab=64,experts=8,topk=9", None)
 
