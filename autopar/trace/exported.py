@@ -64,7 +64,8 @@ class Exporter:
         blocks, note = (
             self._blocks(root, SIZES[0] if symbolic and self.stand_ins.paths else batch, told) if grouped else ([], "")
         )
-        self.stand_ins.install(root.model, batch if told else None)
+        # sizes that are numbers where the batch is a symbol don't depend on it, whatever the symbol stood for
+        self.stand_ins.install(root.model, batch if told and not symbolic else None)
         try:
             blocks_.install(root, blocks)
             dim = torch.export.Dim("batch", min=1)

@@ -44,6 +44,26 @@ def test_experts_that_pick_their_tokens() -> None:
     assert op.saved.extra[0].shape == (Extent(form.saved_bytes),)
 
 
+class Once(nn.Module):
+    """Experts that stand in no repeated block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.experts = nn.Linear(16, 16), Experts()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.experts(self.first(x)).mean()
+        return y
+
+
+@pytest.mark.parametrize("batch", [3, 4, 8])
+def test_the_examples_batch_says_nothing_of_other_sizes(batch: int) -> None:
+    """A width that the batch of the example inputs divides is no multiple of the batch."""
+    graph = trace(Once(), (torch.zeros(batch, 4, 16),))
+    (shape,) = [c.values[op.results[0]].shape for c in graph.classes for op in c.ops if op.target == OPAQUE]
+    assert shape == (Extent(1), Extent(0, 4), Extent(0, 16))
+
+
 def test_a_branch_on_a_mean() -> None:
     """All samples decide: the module is one operator that nothing splits, and the note names module and line."""
     graph = trace(Wrapped(Wavering), (torch.zeros(2, 4, 16),))
