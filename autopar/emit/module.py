@@ -66,6 +66,11 @@ class ParallelModule(nn.Module):
         self.steps = 0
         self._runtimes: tuple[Runtime, ...] = ()
 
+    @property
+    def record(self) -> PlanRecord:
+        """The plan that the module runs; `autopar.Plan(pm.record)` explains and saves it."""
+        return self._record
+
     def install(self, runtimes: tuple[Runtime, ...], module: nn.Module) -> None:
         """Take `runtimes`, and register their parameters and buffers under the names they have in `module`."""
         self._runtimes = runtimes

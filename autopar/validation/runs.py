@@ -148,7 +148,9 @@ def _head_dim(reader: _Reader, hidden: int, heads: int) -> int:
 def _layout(reader: _Reader, shape: Shape, device: DeviceFile, conventions: Conventions) -> tuple[Layout, int]:
     tp, pp, cp = reader.number("tp", 1), reader.number("pp", 1), reader.number("cp", 1)
     gpus = reader.number("gpus", None)
-    if min(tp, pp, cp, gpus) < 1 or gpus % (tp * pp * cp):
+    if gpus < 1:
+        raise ConfigError(f"gpus={gpus}: must be at least 1")
+    if min(tp, pp, cp) < 1 or gpus % (tp * pp * cp):
         raise ConfigError(f"tp*pp*cp = {tp}*{pp}*{cp} does not divide gpus={gpus}")
     dp = gpus // (tp * pp * cp)
     stated = decimal(reader.text("dp"))

@@ -143,8 +143,22 @@ def predict_row(read: ReadRow, constants: Constants, closed: Closed) -> Predicte
         measured_peak_memory_bytes=weighed, memory_ape=abs(held / weighed - 1) if weighed else None,
         feasible=fits(peak, device) or fits(peak_bytes(run.shape, run.leanest), device),
         oom=row.get("oom") == "1" or row.get("status") == "oom",
-        experts=bool(run.shape.experts), assumed=run.assumed,
+        experts=bool(run.shape.experts), assumed=(*run.assumed, *_unread(row)),
     )  # fmt: skip
+
+
+MEASURED = ("step_time_s", "tokens_per_s_per_gpu", "step_time_est_s", "peak_mem_gb")
+
+
+def _unread(row: Mapping[str, str]) -> list[str]:
+    """What is said of measurements that aren't any: the row is predicted, and not compared with them."""
+    given = {column: row[column] for column in MEASURED if row.get(column)}
+    return [f"{column}={text!r}: no positive number, left out" for column, text in given.items() if not _positive(text)]
+
+
+def _positive(text: str) -> bool:
+    value = decimal(text)
+    return value is not None and value > 0
 
 
 def measured_s(row: Mapping[str, str], run: Run) -> tuple[float | None, bool]:

@@ -200,3 +200,18 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             "predicted_component_bytes", "measured_peak_memory_bytes", "feasible", "assumed",
             "skipped_reason"} <= set(found["rows"][0])  # fmt: skip
     assert read_tables([path], STEP_KINDS)[0].kind == "training"
+
+
+@pytest.mark.parametrize("text", ["-2", "nan", "inf", "soon"])
+def test_measurements_that_are_none_are_said(text: str) -> None:
+    """The row is predicted, compared with nothing, and what was left out is named."""
+    (row,) = predict({"step_time_s": text})
+    assert row.predicted_step_time_s
+    assert row.measured_step_time_s is None
+    assert any(text in said and "step_time_s" in said for said in row.assumed)
+
+
+def test_no_devices() -> None:
+    """A number of devices below 1 is named as such."""
+    (row,) = predict({"gpus": "0"})
+    assert "gpus=0: must be at least 1" in (row.skipped_reason or "")
