@@ -17,7 +17,7 @@ PIPED = ("pp=2", "microbatch_size=2")
 """Constraints that leave ZeRO, tensor parallelism, recomputation and the cuts to the search."""
 
 
-@pytest.fixture(scope="module", params=["GPT-2, tied", "Llama, grouped queries"])
+@pytest.fixture(scope="module", params=["GPT-2, tied", pytest.param("Llama, grouped queries", marks=pytest.mark.slow)])
 def model(request: pytest.FixtureRequest) -> Model:
     """A small model and its trace."""
     return load(request.param, MODELS[request.param])
