@@ -206,8 +206,8 @@ class CarriedCosts:
 
 
 NOTHING_CARRIED = (
-    "the plan doesn't carry what its layers cost: estimates under other frameworks never do; make any other plan anew "
-    "with this autopar"
+    "the plan doesn't carry what its layers cost: make it anew with this autopar (estimates under other frameworks "
+    "never do)"
 )
 """Said where that is needed."""
 
