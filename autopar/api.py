@@ -157,8 +157,8 @@ def estimate(
 ) -> Plan:
     """Predict a hand-written plan. What does not fit the memory comes back with `feasible` False and all figures.
 
-    Under another framework than autopar's (`config.framework`) a transformer may also be given by its dimensions, and
-    one device be `straggler` times as slow as the others.
+    One device takes `straggler` times as long as the others, which wait for it. Under another framework than autopar's
+    (`config.framework`) a transformer may also be given by its dimensions.
     Raises ConfigError on bad arguments and on what can't be run, TraceError.
     """
     asked = Asked(
@@ -166,9 +166,7 @@ def estimate(
     )  # fmt: skip
     if config.framework != "autopar":
         return _under_framework(asked, config, example_inputs, loss_fn, profile, straggler)
-    if straggler != 1.0:
-        raise ConfigError(f"straggler={straggler}: only with framework=megatron, fsdp or deepspeed; leave it out")
-    return _priced(asked, example_inputs, loss_fn, profile, lambda p: p.estimate(config))
+    return _priced(asked, example_inputs, loss_fn, profile, lambda p: p.estimate(config, straggler))
 
 
 def optimize(
@@ -285,8 +283,10 @@ def _under_framework(
     from autopar.transformer.dims import Shape
     from autopar.transformer.layout import NARROW
 
-    if loss_fn is not None or profile is not None:
-        raise ConfigError(f"framework={config.framework}: predicted without loss_fn and profile; leave them out")
+    if any(x is not None for x in (loss_fn, profile, asked.dtype_policy)):
+        raise ConfigError(
+            f"framework={config.framework}: predicted without loss_fn, profile and dtype_policy; leave them out"
+        )
     request, cluster = replace(asked, dtype="bf16" if asked.dtype in NARROW else asked.dtype).checked()
     shape = asked.model if isinstance(asked.model, Shape) else shape_of(asked.model, example_inputs)
     return Plan(predict(shape, config, request, cluster, asked.dtype, straggler))

@@ -21,6 +21,7 @@ from autopar.formulate.config import ManualConfig, microbatch_count
 from autopar.graph import REPLICATE
 from autopar.plan import Fingerprint, LayerStrategy, MeshAxis, PlanRecord, Request, StagePlan
 from autopar.trace.dimspec import parse_dims
+from autopar.transformer.calls import peak_flops_per_s
 from autopar.transformer.constants import shipped_constants
 from autopar.transformer.dims import Shape
 from autopar.transformer.layout import COMPUTE, DEEPSPEED, FSDP, MODERN, NARROW, Conventions, Layout
@@ -175,7 +176,7 @@ def _record(
     device, step, used = cluster.device, taken.step_time_s, layout.devices
     tokens = request.global_batch * shape.seq
     rate = shape.model_flops(request.global_batch) / step / used
-    best = device.peak_flops_per_s.get(layout.gemm_dtype)
+    best = peak_flops_per_s(layout.gemm_dtype, device)
     memory = {name: round(value) for name, value in _categories(held).items()}
     peak, limit = sum(memory.values()), request.memory_limit_bytes
     kinds = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autopar.cost.demand import Demand, DemandTimes, price_demands
 from autopar.cost.memory import LayerMemory
@@ -56,6 +56,18 @@ class LayerFigures:
     def backward_s(self) -> float:
         """Seconds of the backward pass of a microbatch, recomputation and communication included."""
         return self.micro_s - self.forward_s
+
+    def slowed(self, factor: float) -> LayerFigures:
+        """The same on a device that takes `factor` times as long for all but communication."""
+
+        def times(seconds: Mapping[str, float]) -> dict[str, float]:
+            return {kind: s * (1.0 if "communication" in kind else factor) for kind, s in seconds.items()}
+
+        micro, step = times(self.micro_by_kind_s), times(self.step_by_kind_s)
+        return replace(
+            self, micro_s=sum(micro.values()), step_s=sum(step.values()), micro_by_kind_s=micro, step_by_kind_s=step,
+            pass_s=times(self.pass_s),
+        )  # fmt: skip
 
 
 def figures_of(work: LayerWork, pricer: Pricer) -> LayerFigures:

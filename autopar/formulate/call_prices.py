@@ -12,13 +12,13 @@ from autopar.cost.demand import price_demands
 from autopar.cost.pricer import Pricer, Seconds
 from autopar.cost.program import call_demand
 from autopar.errors import PlanError
-from autopar.formulate.kept import call_of
-from autopar.formulate.labels import LabelSpace, Option, Placed
+from autopar.formulate.labels import LabelSpace, Placed
+from autopar.graph import LayerClass
 from autopar.plan import MeshAxis
 from autopar.shard.cuts import recuts
 from autopar.shard.factors import LINEAR
-from autopar.shard.program import Program
-from autopar.shard.rules import rule_for
+from autopar.shard.program import Call, Program
+from autopar.shard.rules import OpRule
 
 Key: TypeAlias = tuple[object, ...]
 """What the seconds of a call depend on beside its op and the batch."""
@@ -45,49 +45,39 @@ class CallPrices:
     ) -> Iterator[tuple[Placed, Seconds, Seconds]]:
         """Each op of the layer with forward and backward seconds on the labels of its variable; inf = illegal."""
         layer, calls = space.layer, []
+        program = Program(space.sizes, (), (), (), (), (), {}, layer.values)
         for placed in space.placed:
-            rule = rule_for(placed.op, layer)
-            talks = rule is not None and bool(rule.kernels)
-            cuts = rule is not None and bool(rule.grains)
-            recut = [cuts and self._is_recut(placed, option, space, batch) for option in placed.distinct]
-            keys = [
-                ILLEGAL if cut is None else _key(option, mesh, talks or cut)
-                for option, cut in zip(placed.distinct, recut, strict=True)
-            ]
+            keys = [_key(call, placed.rule, program, batch, mesh) for call in placed.calls]
             known = self._known.setdefault((layer.digest, placed.op.name, batch), {ILLEGAL: (np.inf, np.inf)})
             calls.append(_Priced(placed, keys, known))
-        self._price(calls, space, batch, mesh)
+        self._price(calls, program, layer, batch, mesh)
         for placed, keys, known in calls:
             seconds = np.array([*(known[key] for key in keys), (np.inf, np.inf)])[placed.which]
             yield placed, seconds[:, 0], seconds[:, 1]
 
-    def _is_recut(self, placed: Placed, option: Option, space: LabelSpace, batch: int) -> bool | None:
-        """Whether an op under an option needs dims recut, which is sent over a group of ranks; None where it can't be,
-        since samples would be cut."""
-        program = Program(space.sizes, (), (), (), (), (), {}, space.layer.values)
-        try:
-            return bool(recuts(call_of(placed, option, space.layer), program, batch))
-        except PlanError:
-            return None
-
-    def _price(self, calls: list[_Priced], space: LabelSpace, batch: int, mesh: tuple[MeshAxis, ...]) -> None:
+    def _price(
+        self, calls: list[_Priced], program: Program, layer: LayerClass, batch: int, mesh: tuple[MeshAxis, ...]
+    ) -> None:
         """Price what isn't known yet, all at once."""
-        program = Program(space.sizes, (), (), (), (), (), {}, space.layer.values)
-        new: dict[tuple[int, Key], Option] = {}
+        new: dict[tuple[int, Key], Call] = {}
         for i, (placed, keys, known) in enumerate(calls):
-            new |= {(i, k): option for k, option in zip(keys, placed.distinct, strict=True) if k not in known}
-        demands = [
-            call_demand(call_of(calls[i].placed, option, space.layer), program, space.layer, batch, mesh)
-            for (i, _), option in new.items()
-        ]
+            new |= {(i, k): call for k, call in zip(keys, placed.calls, strict=True) if k not in known}
+        demands = [call_demand(call, program, layer, batch, mesh) for call in new.values()]
         times = price_demands(demands, self._pricer)
         for (i, key), *seconds in zip(new, times.forward_s.tolist(), times.backward_s.tolist(), strict=True):
             calls[i].known[key] = (seconds[0], seconds[1])
 
 
-def _key(option: Option, mesh: tuple[MeshAxis, ...], talks: bool) -> Key:
-    """Local shapes follow from how often each factor is split, what kernels send from which axes do so."""
-    return (option.factors, mesh) if talks else _parts(option.factors, tuple(axis.size for axis in mesh))
+def _key(call: Call, rule: OpRule | None, program: Program, batch: int, mesh: tuple[MeshAxis, ...]) -> Key:
+    """Local shapes follow from how often each factor is split; what kernels, and dims cut elsewhere, send from which
+    axes do so. A call that would cut samples is illegal."""
+    talks = rule is not None and bool(rule.kernels)
+    if call.grains:
+        try:
+            talks |= bool(recuts(call, program, batch))
+        except PlanError:
+            return ILLEGAL
+    return (call.factors, mesh) if talks else _parts(call.factors, tuple(axis.size for axis in mesh))
 
 
 @lru_cache(maxsize=1 << 16)

@@ -25,10 +25,11 @@ from autopar.formulate.columns import Budget, Column, choices_of
 from autopar.formulate.figures import LoweredLayer, layer_figures, lowered
 from autopar.formulate.labels import LabelSpace, label_space
 from autopar.formulate.ladder import ONLY_BYTES, coarse_ladder, fine_ladder, modes_of
+from autopar.formulate.pins import Pins
 from autopar.formulate.rates import ParameterRates
 from autopar.formulate.relayout_prices import RelayoutPrices
 from autopar.formulate.run_tables import Arc, CheapestChains, Family, RunTables
-from autopar.formulate.runs import LayerRun, Surroundings
+from autopar.formulate.runs import LayerRun, Surroundings, layer_runs
 from autopar.formulate.storing import storage_costs, undominated
 from autopar.formulate.tables import (
     Price,
@@ -38,7 +39,7 @@ from autopar.formulate.tables import (
     passing_seconds,
     space_costs,
 )
-from autopar.graph import Layout
+from autopar.graph import Layout, OpGraph
 from autopar.plan import LayerStrategy, data_axes_of
 
 STORAGES_TRIED = 3
@@ -54,7 +55,7 @@ _Choice: TypeAlias = tuple[tuple[int, ...], int, str]
 
 
 class Known:
-    """What the scenarios of a search share: calls priced before, and choices of layers laid out before.
+    """What the scenarios of a search over one model share: runs, calls priced before, choices laid out before.
 
     `spaces`: by surroundings, mesh and, where samples can't be dealt evenly over all devices, the batch.
     """
@@ -62,6 +63,14 @@ class Known:
     def __init__(self, pricer: Pricer) -> None:
         self.calls = CallPrices(pricer)
         self.spaces: dict[tuple[Surroundings, tuple[int, ...], int], LabelSpace] = {}
+        self._runs: dict[tuple[tuple[Pins, ...], bool], tuple[LayerRun, ...]] = {}
+
+    def runs(self, graph: OpGraph, pins: Sequence[Pins], staged: bool = False) -> tuple[LayerRun, ...]:
+        """The model's runs of equal layers under limits (`layer_runs`)."""
+        key = (tuple(pins), staged)
+        if key not in self._runs:
+            self._runs[key] = layer_runs(graph, pins, staged)
+        return self._runs[key]
 
 
 @dataclass

@@ -13,44 +13,42 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.formulate.labels import LabelSpace, Option, Placed, at_cut
+from autopar.formulate.labels import LabelSpace, at_cut
 from autopar.formulate.runs import Surroundings
 from autopar.graph import DTYPE_BYTES, LayerClass, Layout, local_shape
 from autopar.shard.program import Call, Program
 from autopar.shard.regions import rerun_regions
-from autopar.shard.rules import rule_for
 from autopar.shard.saved import inner_saved_bytes, saved_names
 
 Bytes: TypeAlias = NDArray[np.float64]
 
 
-def call_of(placed: Placed, option: Option, layer: LayerClass) -> Call:
-    """The lowered form of an op under an option."""
-    op, rule = placed.op, rule_for(placed.op, layer)
-    if rule is None:
-        return Call(op, op.operands, option.operands, option.results, option.factors)
-    kernel = rule.kernel(option.factors)
-    return Call(op, op.operands, option.operands, option.results, option.factors, kernel, rule.grains)
+def kept_bytes(space: LabelSpace, around: Surroundings, batch: int, kinds: Sequence[str]) -> dict[str, list[Bytes]]:
+    """What is kept for the backward, by kind of recomputation, for each variable on each of its labels."""
+    alone = [[_kept_by(c, space, batch) for c in p.calls] for p in space.placed] if set(kinds) != {"full"} else []
+    return {
+        kind: _bytes_of_ends(space, around, batch)
+        if kind == "full"
+        else _saved_bytes(space, around, batch, alone, rerun_regions(space.layer, kind))
+        for kind in kinds
+    }
 
 
-def kept_bytes(space: LabelSpace, around: Surroundings, batch: int, recompute: str) -> list[Bytes]:
-    """What is kept for the backward under a kind of recomputation, for each variable on each of its labels."""
-    if recompute != "full":
-        return _saved_bytes(space, around, batch, rerun_regions(space.layer, recompute))
-    total = [np.zeros(len(v)) for v in space.variables]
-    for v, kept in zip((space.entry, space.exit), _bytes_of_ends(space, around, batch), strict=True):
-        total[v] += kept
-    return total
-
-
-def _saved_bytes(space: LabelSpace, around: Surroundings, batch: int, regions: Sequence[frozenset[str]]) -> list[Bytes]:
-    """What autograd keeps, of regions what they read from outside."""
+def _saved_bytes(
+    space: LabelSpace,
+    around: Surroundings,
+    batch: int,
+    alone: Sequence[list[dict[str, float]]],
+    regions: Sequence[frozenset[str]],
+) -> list[Bytes]:
+    """What autograd keeps, of regions what they read from outside; `alone`: what each call keeps outside of any."""
     total = [np.zeros(len(v)) for v in space.variables]
     free = {*space.layer.params, *space.layer.buffers, *around.held}
     region_of = {name: region for region in regions for name in region}
-    for placed in space.placed:
+    for placed, found in zip(space.placed, alone, strict=True):
         region = region_of.get(placed.op.name)
-        found = [_kept_by(call_of(placed, o, space.layer), space, batch, region) for o in placed.distinct]
+        if region is not None:
+            found = [_kept_by(call, space, batch, region) for call in placed.calls]
         new = {root for kept in found for root in kept} - free
         each = [sum(kept[root] for root in new if root in kept) for kept in found]
         total[placed.variable] += np.array([*each, 0.0])[placed.which]
@@ -58,20 +56,20 @@ def _saved_bytes(space: LabelSpace, around: Surroundings, batch: int, regions: S
     return total
 
 
-def _bytes_of_ends(space: LabelSpace, around: Surroundings, batch: int) -> tuple[Bytes, Bytes]:
+def _bytes_of_ends(space: LabelSpace, around: Surroundings, batch: int) -> list[Bytes]:
     """What is kept if all of the layer is recomputed: of its inputs by entry label, of its outputs by exit label."""
     layer = space.layer
+    total = [np.zeros(len(v)) for v in space.variables]
     before, behind = (space.variables[v].layouts for v in (space.entry, space.exit))
-    inputs, outputs = np.zeros(len(before)), np.zeros(len(behind))
     for name in layer.inputs:
         if name not in around.held:
             layouts = at_cut(layer.values[name], around.entry, before, name == around.main_input)
-            inputs += [_local_bytes(name, x, space, batch) for x in layouts]
+            total[space.entry] += [_local_bytes(name, x, space, batch) for x in layouts]
     for position, name in enumerate(layer.outputs, len(layer.inputs)):
         if position in around.promised and layer.root[name] not in layer.inputs:
             layouts = at_cut(layer.values[name], around.leave, behind, name == around.main_output)
-            outputs += [_local_bytes(name, x, space, batch) for x in layouts]
-    return inputs, outputs
+            total[space.exit] += [_local_bytes(name, x, space, batch) for x in layouts]
+    return total
 
 
 def _kept_by(call: Call, space: LabelSpace, batch: int, region: frozenset[str] | None = None) -> dict[str, float]:

@@ -21,7 +21,8 @@ from autopar.formulate.runs import Surroundings
 from autopar.formulate.states import combine
 from autopar.graph import BROADCAST, PARTIAL, REPLICATE, LayerClass, Layout, Op, TensorSpec, follow_layout
 from autopar.plan import LayerStrategy
-from autopar.shard.rules import assignments, layouts_of, rule_for
+from autopar.shard.program import Call
+from autopar.shard.rules import OpRule, assignments, layouts_of, rule_for
 
 Assignment: TypeAlias = tuple[str, ...]
 
@@ -77,6 +78,19 @@ class Placed:
     op: Op
     variable: int
     options: tuple[Option | None, ...]
+    rule: OpRule | None = field(compare=False)
+
+    @cached_property
+    def calls(self) -> tuple[Call, ...]:
+        """The lowered form of the op under each of the distinct options."""
+        op, rule = self.op, self.rule
+        return tuple(
+            Call(
+                op, op.operands, o.operands, o.results, o.factors,
+                "" if rule is None else rule.kernel(o.factors), () if rule is None else rule.grains,
+            )
+            for o in self.distinct
+        )  # fmt: skip
 
     @cached_property
     def distinct(self) -> tuple[Option, ...]:
@@ -297,7 +311,7 @@ class _Builder:
         for option in self.options[op.name]:
             by_layout.setdefault(option.operands[position], option)
         options = tuple(None if layout is None else by_layout.get(layout) for layout in lead.layouts)
-        self.space.placed.append(Placed(op, lead.variable, options))
+        self.space.placed.append(Placed(op, lead.variable, options, rule_for(op, self.layer)))
         for i, name in enumerate(op.operands):
             if i != position:
                 needed = tuple(None if o is None else o.operands[i] for o in options)
@@ -308,7 +322,7 @@ class _Builder:
     def _place_anchor(self, op: Op) -> None:
         options = self.options[op.name]
         variable = self._add(Variable("op", op.name, options=options))
-        self.space.placed.append(Placed(op, variable, options))
+        self.space.placed.append(Placed(op, variable, options, rule_for(op, self.layer)))
         for i, name in enumerate(op.operands):
             needed = Home(variable, tuple(o.operands[i] for o in options))
             if name in self.layer.params and name not in self.space.homes:

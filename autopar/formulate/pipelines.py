@@ -21,7 +21,6 @@ from autopar.formulate.mesh import config_mesh, mesh_of
 from autopar.formulate.pins import Pins, pins_of, pins_of_constraints
 from autopar.formulate.pipeline import Cuts, PipelineScenario
 from autopar.formulate.relayout_prices import RelayoutPrices
-from autopar.formulate.runs import layer_runs
 from autopar.formulate.stages import Units, block_indices, even_cuts
 from autopar.formulate.tables import Setting
 from autopar.graph import OpGraph
@@ -101,7 +100,7 @@ class Pipelines:
         setting = Setting(mesh, self.global_batch // count, count, groups)
         most = min(groups, count)
         chains = Chains(
-            layer_runs(self.graph, pins, staged=True), setting, self.pricer, self.budget,
+            self.known.runs(self.graph, pins, staged=True), setting, self.pricer, self.budget,
             RelayoutPrices(self.pricer, mesh), self.known, groups, tuple(sorted({1, most})),
         )  # fmt: skip
         return StageBook(units, chains)

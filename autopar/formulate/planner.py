@@ -22,6 +22,7 @@ from autopar.formulate.leanest import leanest, size_text, tightest_stage
 from autopar.formulate.scenario import SolvedScenario
 from autopar.formulate.sizes import NO_SLOWER, PER_DEVICE, Searched, Sizes, searched
 from autopar.formulate.space import Space
+from autopar.formulate.straggler import with_straggler
 from autopar.formulate.tables import Setting
 from autopar.formulate.whole import whole_ops
 from autopar.graph import OpGraph
@@ -71,14 +72,18 @@ class Planner:
         )
         return replace(first, alternatives=tuple(records[1:]))
 
-    def estimate(self, config: ManualConfig) -> PlanRecord:
-        """What a hand-written plan costs, feasible or not."""
+    def estimate(self, config: ManualConfig, straggler: float = 1.0) -> PlanRecord:
+        """What a hand-written plan costs, feasible or not, if one device takes `straggler` times as long as others."""
         began = time.process_time()
         scenario = self.space.configured(config, None)
         solved = scenario.solve()
         if solved is None or (isinstance(solved, SolvedScenario) and solved.solution.status is not Status.OPTIMAL):
             raise ConfigError(f"config can't be laid out on this model: {scenario.name}. Change a degree.")
-        return self._record(solved, None, began)
+        if straggler == 1.0:
+            return self._record(solved, None, began)
+        record = self._record(with_straggler(solved, straggler, self.pricer), None, began)
+        said = f"one device of those that work longest takes {straggler:g} times as long; the others wait for it"
+        return replace(record, assumptions=(*record.assumptions, said))
 
     def _best(self, tried: Sequence[Searched], top: int) -> list[tuple[Solved, float]]:
         """The best answers of all sizes by the objective, one of each kind, with the bounds on their seconds."""

@@ -10,8 +10,9 @@ from autopar.plan import LayerStrategy
 from autopar.shard.lower import lower
 from autopar.shard.regions import rerun_regions
 
-WORTH = 0.01
-"""Share of the bytes kept for the backward that selective recomputation must save to be searched."""
+WORTH = 0.05
+"""Share of the bytes kept for the backward that selective recomputation must save to be searched. The result of a fused
+attention, some 4 %, costs more time to make again than whole recomputation of that share of the layers."""
 
 
 @lru_cache(maxsize=1024)

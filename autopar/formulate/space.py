@@ -62,7 +62,7 @@ class Space:
                 continue
             relayouts = RelayoutPrices(self.pricer, mesh)
             for last, count in self._microbatch_counts(mesh, pins[-1], constraints):
-                runs = layer_runs(self.graph, [*pins[:-1], last])
+                runs = known.runs(self.graph, [*pins[:-1], last])
                 setting = Setting(mesh, self.request.global_batch // count, count)
                 yield StageScenario(runs, setting, self.pricer, budget, relayouts, known)
         yield from self._pipelines(limit, known).searched(devices, constraints)

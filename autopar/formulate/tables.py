@@ -134,8 +134,7 @@ def space_costs(
         for kind in kinds:
             if again[kind].includes(edge):
                 rerun[kind].add_pair(*ends, _finite(ahead))
-    kept = {kind: kept_bytes(space, around, setting.batch, kind) for kind in kinds}
-    return SpaceCosts(space, forward, backward, rerun, kept)
+    return SpaceCosts(space, forward, backward, rerun, kept_bytes(space, around, setting.batch, kinds))
 
 
 def _finite(seconds: Array) -> Array:

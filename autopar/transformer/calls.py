@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from autopar.cluster import Device
 from autopar.measure.models.attention import BACKWARD
 from autopar.measure.models.device import DeviceModel
 from autopar.measure.models.gemm import GEMM
@@ -127,15 +128,24 @@ def gemm_seconds(products: list[_Product], dtype: str, model: DeviceModel) -> fl
         np.array([getattr(p, name) for p in products], dtype=np.float64) for name in ("m", "n", "k", "batch")
     )
     m, n, k = (np.maximum(np.ceil(x), 1.0) for x in (m, n, k))
-    if dtype == "float32" and model.device.peak_flops_per_s.get(
-        "bfloat16"
-    ):  # as frameworks run it: TF32, half the rate
+    if _is_tf32(dtype, model.device):
         return 2 * gemm_seconds(products, "bfloat16", model)
     width = {"float32": 4.0, "float8_e4m3fn": 1.0, "float4_e2m1fn_x2": 0.5}.get(dtype, 2.0)
     sizes = {"m": m, "n": n, "k": k, "batch": batch, "bytes": batch * (m * k * width + k * n * width + 2 * m * n)}
     priced = _priced_as(dtype, model)
     steady = np.where(SUSTAINED, 0.0, model.known("gemm", priced).values)
     return float(GEMM.seconds(steady, sizes, model.hardware(priced)).sum())
+
+
+def peak_flops_per_s(dtype: str, device: Device) -> float | None:
+    """The datasheet's rate of products of a dtype, as frameworks run them; None where there is none."""
+    rates = device.peak_flops_per_s
+    return rates["bfloat16"] / 2 if _is_tf32(dtype, device) else rates.get(dtype)
+
+
+def _is_tf32(dtype: str, device: Device) -> bool:
+    """Whether products run as TF32, at half the rate of bfloat16: frameworks do so with float32 where they can."""
+    return dtype == "float32" and "bfloat16" in device.peak_flops_per_s
 
 
 def _priced_as(dtype: str, model: DeviceModel) -> str:

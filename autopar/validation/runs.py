@@ -10,7 +10,7 @@ from math import isfinite
 from autopar.cluster import Cluster, DeviceFile, Link
 from autopar.errors import ConfigError
 from autopar.transformer.dims import Shape
-from autopar.transformer.layout import COMPUTE, NARROW, Conventions, Layout
+from autopar.transformer.layout import COMPUTE, MODERN, NARROW, Conventions, Layout
 from autopar.validation.public_models import dims_of
 from autopar.validation.words import (
     DTYPES,
@@ -101,6 +101,9 @@ def read_run(row: Mapping[str, str]) -> Run:
     if alias != " ".join(reader.text("gpu").lower().split()):
         reader.say(f"gpu={device.name} (for {reader.text('gpu')!r})")
     conventions = framework_in(reader.text("framework"))
+    if conventions is None:
+        conventions = MODERN
+        reader.say(f"framework={MODERN.name}")
     shape = _shape(reader)
     layout, batch = _layout(reader, shape, device, conventions)
     return Run(shape, layout, _cluster(reader, device, layout), device, batch, tuple(reader.assumed))

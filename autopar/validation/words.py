@@ -140,9 +140,9 @@ def _has(device: DeviceFile, gigabytes: int) -> bool:
     return abs(device.memory_gib / gigabytes - 1) <= SIZE_APART
 
 
-def framework_in(text: str) -> Conventions:
-    """Conventions of the framework that a text names; Megatron core's where it is empty or unknown."""
+def framework_in(text: str) -> Conventions | None:
+    """Conventions of the framework that a text names; None where it is empty or unknown."""
     if re.search(r"zero ?-?3", text.lower()):
         return layout.DEEPSPEED
     found = longest(re.sub(r"\b(v\d|20\d\d)[-.\d]*", r"\1", text.lower()), FRAMEWORKS)
-    return layout.MODERN if found is None else found[1]
+    return None if found is None else found[1]

@@ -25,7 +25,7 @@ from autopar.transformer.step import costs_of, step_time
 from autopar.transformer.traffic import wire
 from autopar.validation.steps import predict_steps
 
-SHARED = Path("/work/shared")
+SHARED = Path(__file__).parents[3] / "shared"
 
 
 @cache

@@ -51,8 +51,12 @@ def test_longest_alias_wins() -> None:
     assert device_in("A100 (unlabelled)")[0].name == "a100-80gb"
     assert device_in("A100-SXM4-40GB")[0].name == "a100-40gb"
     assert device_in("NVIDIA A100 40GB PCIe")[0].name == "a100-40gb-pcie"
-    assert framework_in("NeMo AutoModel (PyTorch FSDP2) TE + DeepEP").name == "automodel"
-    assert framework_in("Megatron-LM v1.1.5 + ZeRO-3").name == "deepspeed"
+    named = {"NeMo AutoModel (PyTorch FSDP2) TE + DeepEP": "automodel", "Megatron-LM v1.1.5 + ZeRO-3": "deepspeed"}
+    for text, name in named.items():
+        found = framework_in(text)
+        assert found is not None
+        assert found.name == name
+    assert framework_in("homemade") is framework_in("") is None
     for device in all_devices():
         for name in (device.name, *device.aliases):
             assert device_in(name)[0].name == device.name
