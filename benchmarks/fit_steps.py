@@ -21,12 +21,12 @@ from autopar.architecture import ARCHITECTURES
 from autopar.cluster import profiles_folder
 from autopar.rows import read_tables
 from autopar.transformer.constants import (
-    KNOWN,
+    PRIORS,
     SPREAD_OF_DEVICES,
     SPREAD_OF_GENERATIONS,
     SPREAD_OF_LINKS,
     Constants,
-    Known,
+    Prior,
 )
 from autopar.transformer.step import step_time
 from autopar.validation.plain import Closed, closed_form_s
@@ -67,7 +67,7 @@ def timed_rows(paths: Sequence[Path]) -> list[Timed]:
 class _Unknown:
     """A constant to be found, and the rows that feel it."""
 
-    known: Known
+    known: Prior
     rows: NDArray[np.intp]
 
 
@@ -95,26 +95,26 @@ def fit(rows: Sequence[Timed], start: Constants | None = None) -> Constants:
 
 def _unknowns(rows: Sequence[Timed]) -> list[_Unknown]:
     everywhere = np.arange(len(rows))
-    found = [_Unknown(known, everywhere) for known in KNOWN]
-    for known in KNOWN:
+    found = [_Unknown(known, everywhere) for known in PRIORS]
+    for known in PRIORS:
         kinds: dict[str, list[int]] = {}
         for i, row in enumerate(rows):
             for kind in _kinds(known, row):
                 kinds.setdefault(kind, []).append(i)
         for kind, members in sorted(kinds.items()):
             if len(members) >= LEAST_ROWS:
-                own = Known(f"{known.name}@{kind}", 1.0, _spread(known, kind))
+                own = Prior(f"{known.name}@{kind}", 1.0, _spread(known, kind))
                 found.append(_Unknown(own, np.array(members)))
     return found
 
 
-def _spread(known: Known, kind: str) -> float:
+def _spread(known: Prior, kind: str) -> float:
     if known.by != "device":
         return SPREAD_OF_LINKS
     return SPREAD_OF_GENERATIONS if kind in ARCHITECTURES else SPREAD_OF_DEVICES
 
 
-def _kinds(known: Known, row: Timed) -> tuple[str, ...]:
+def _kinds(known: Prior, row: Timed) -> tuple[str, ...]:
     costs = row.read.costs
     if known.by == "device":
         return costs.device

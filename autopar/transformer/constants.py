@@ -16,7 +16,7 @@ from autopar.cluster import profiles_folder
 
 
 @dataclass(frozen=True)
-class Known:
+class Prior:
     """A constant: its name, what is expected of it beforehand, how far it may be from there, and on which scale.
 
     One that differs `by` generation of devices has a common value and a factor for each.
@@ -42,28 +42,28 @@ class Known:
         return exp(plain) if self.scale == "log" else plain
 
 
-KNOWN = (
-    Known("gemm", 1.2, 0.08, by="device"),
-    Known("narrow", 1.0, 0.1, by="device"),
-    Known("grouped", 1.5, 0.3, by="device"),
-    Known("attention", 1.2, 0.15, by="device"),
-    Known("plain_attention", 1.2, 0.2),
-    Known("moved", 1.25, 0.15, by="device"),
-    Known("kernel_us", 8.0, 0.3),
-    Known("gap_us", 2.0, 0.5),
-    Known("call_us", 60.0, 0.7),
-    Known("inside", 1.1, 0.2, by="link"),
-    Known("between", 1.3, 0.3, by="network"),
-    Known("round_us", 5.0, 0.5),
-    Known("tensor_hidden", 0.5, 1.0, "share"),
-    Known("context_hidden", 0.8, 1.0, "share"),
-    Known("data_hidden", 0.8, 1.0, "share"),
-    Known("shard_hidden", 0.85, 1.0, "share"),
-    Known("optimizer", 1.3, 0.3),
-    Known("step_ms", 10.0, 0.7),
-    Known("pass_us", 100.0, 0.7),
-    Known("straggle", 0.004, 0.7),
-    Known("routing", 1.5, 0.5),
+PRIORS = (
+    Prior("gemm", 1.2, 0.08, by="device"),
+    Prior("narrow", 1.0, 0.1, by="device"),
+    Prior("grouped", 1.5, 0.3, by="device"),
+    Prior("attention", 1.2, 0.15, by="device"),
+    Prior("plain_attention", 1.2, 0.2),
+    Prior("moved", 1.25, 0.15, by="device"),
+    Prior("kernel_us", 8.0, 0.3),
+    Prior("gap_us", 2.0, 0.5),
+    Prior("call_us", 60.0, 0.7),
+    Prior("inside", 1.1, 0.2, by="link"),
+    Prior("between", 1.3, 0.3, by="network"),
+    Prior("round_us", 5.0, 0.5),
+    Prior("tensor_hidden", 0.5, 1.0, "share"),
+    Prior("context_hidden", 0.8, 1.0, "share"),
+    Prior("data_hidden", 0.8, 1.0, "share"),
+    Prior("shard_hidden", 0.85, 1.0, "share"),
+    Prior("optimizer", 1.3, 0.3),
+    Prior("step_ms", 10.0, 0.7),
+    Prior("pass_us", 100.0, 0.7),
+    Prior("straggle", 0.004, 0.7),
+    Prior("routing", 1.5, 0.5),
 )
 """All constants, in the order in which they are fitted."""
 
@@ -87,7 +87,7 @@ class Constants:
     @classmethod
     def expected(cls) -> Constants:
         """What is expected before anything is fitted."""
-        return cls({known.name: known.expected for known in KNOWN})
+        return cls({known.name: known.expected for known in PRIORS})
 
 
 @cache
