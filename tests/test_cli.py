@@ -27,7 +27,7 @@ COMMANDS = {
     "explain": "",
     "diff": "",
     "check": "--cluster",
-    "export": "--to",
+    "export": "--to -o",
     "devices": "",
     "devices add": "--tflops --bandwidth-gbs --memory-gib",
     "clusters": "",

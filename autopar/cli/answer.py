@@ -1,4 +1,4 @@
-"""What commands return and share: the answer, what this version lacks, reading arguments, writing results."""
+"""What commands return and share: the answer, reading arguments, writing results."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from autopar import __version__
-from autopar.errors import AutoparError, ConfigError
+from autopar.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -23,17 +22,6 @@ class Answer:
     data: Any
     as_json: bool = False
     exit_code: int = 0
-
-
-class Unavailable(AutoparError):
-    """This version can't do that yet."""
-
-    exit_code = 1
-
-
-def unavailable(what: str, instead: str) -> NoReturn:
-    """Say honestly that this version can't do `what`, and what can be done instead."""
-    raise Unavailable(f"autopar {__version__} has no {what} yet; {instead}.")
 
 
 @contextmanager

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from autopar.cli.answer import Answer, cluster_of, unavailable, work
-from autopar.cli.options import ClusterName, Json, PlanFile
+from autopar.cli.answer import Answer, check_targets, cluster_of, say, speaks, work
+from autopar.cli.options import ClusterName, Json, OutFile, PlanFile
 
 
 def explain(plan: PlanFile, as_json: Json = False) -> Answer:
@@ -44,9 +44,20 @@ def check(plan: PlanFile, cluster: ClusterName, as_json: Json = False) -> Answer
 def export(
     plan: PlanFile,
     to: Annotated[Literal["torchtitan", "megatron", "deepspeed"], typer.Option("--to", help="For which framework.")],
+    output: OutFile = None,
 ) -> Answer:
-    """Write a plan as another framework's settings."""
+    """Write a plan as another framework's settings, or say what of it that framework can't run."""
+    from importlib import import_module
+
+    from autopar.export.recipe import read
+    from autopar.files import write_atomically
     from autopar.plan import PlanRecord
 
-    PlanRecord.load(plan)
-    unavailable(f"export to {to}", "read the degrees from `autopar explain`")
+    check_targets(output)
+    text, notes = import_module(f"autopar.export.{to}").settings(read(PlanRecord.load(plan)))
+    if speaks():
+        for note in notes:
+            say(f"note: {note}.")
+        if output:
+            write_atomically(output, text)
+    return Answer(f"written to {output}" if output else text.rstrip("\n"), text)
