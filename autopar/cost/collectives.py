@@ -9,9 +9,19 @@ A link has `w` bytes per second and device one way, and `a` seconds a message. W
     all-to-all (B exchanged by a rank)   ceil(log2 n) a + (n-1)/n B/w
 
 (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH", 2005.) A group
-that spans nodes works in two levels: inside the node on the whole, between the nodes each rank on its share. As `w` is
-the rate of one device and every device is in one group of the shape at a time, groups running at once don't slow
-each other further.
+that spans k nodes with l of its ranks in each sends as NCCL does, round rings (or up and down trees) that enter and leave
+a node once for each of the l ranks, so that a share of 1/l of the bytes takes each rank's link between nodes:
+
+    all-gather, reduce-scatter, rings    (k-1) a + (n-k) a_in + (n-1)/n max(B/w_in, B/(l w))
+    all-reduce     the better of         twice that
+                   and of two trees      2 ceil(log2 k) a + 2 ceil(log2 l) a_in + max(2 B/w_in, t B/(l w))
+    broadcast                            ceil(log2 k) a + ceil(log2 l) a_in + max(B/w_in, B/(l w))
+    all-to-all                           the slower of what stays in the node and of what leaves it
+
+where t is 1 for two nodes, each of which is the root of one tree and the leaf of the other, and 2 for more (P. Sanders,
+J. Speck, J. L. Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009). As `w` is the rate
+of one device and every device is in one group of the shape at a time, groups running at once don't slow each other
+further.
 """
 
 from __future__ import annotations
@@ -110,11 +120,18 @@ def one_link_seconds(kind: str, size_bytes: float, ranks: int, link: Link) -> fl
 
 
 def _two_levels(kind: str, size_bytes: float, local: int, nodes: int, intra: Link, inter: Link) -> float:
-    """Two levels: reduce-scatter inside, the collective between nodes on the share, all-gather inside, as needed."""
-    if kind == "all_to_all":  # what leaves the node and what stays in it travel at once
+    """Rings and trees over nodes of `local` ranks each; an all-to-all takes both kinds of links at once."""
+    if kind == "all_to_all":
         inside = one_link_seconds(kind, size_bytes / nodes, local, intra)
         outside = one_link_seconds(kind, size_bytes, nodes, inter)
         return max(inside, outside)
-    inside = one_link_seconds("all_gather", size_bytes, local, intra)
-    outside = one_link_seconds(kind, size_bytes / local, nodes, inter)
-    return outside + inside * (2 if kind in ("all_reduce", "broadcast") else 1)
+    ranks = local * nodes
+    within, between = size_bytes / intra.bytes_per_s, size_bytes / (local * inter.bytes_per_s)
+    depth = ceil(log2(nodes)) * inter.latency_s + ceil(log2(local)) * intra.latency_s
+    if kind == "broadcast":
+        return depth + max(within, between)
+    around = (nodes - 1) * inter.latency_s + (ranks - nodes) * intra.latency_s
+    ring = around + (ranks - 1) / ranks * max(within, between)
+    if kind != "all_reduce":
+        return ring
+    return min(2 * ring, 2 * depth + max(2 * within, between * (1 if nodes == 2 else 2)))
