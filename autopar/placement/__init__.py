@@ -1,0 +1,1 @@
+"""Which places serve which stage and replica: numbers in, numbers out."""
