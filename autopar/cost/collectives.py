@@ -9,8 +9,8 @@ A link has `w` bytes per second and device one way, and `a` seconds a message. W
     all-to-all (B exchanged by a rank)   ceil(log2 n) a + (n-1)/n B/w
 
 (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH", 2005.) A group
-that spans k nodes with l of its ranks in each sends as NCCL does, round rings (or up and down trees) that enter and leave
-a node once for each of the l ranks, so that a share of 1/l of the bytes takes each rank's link between nodes:
+that spans k nodes with l of its ranks in each sends as NCCL does, round rings (or up and down trees) that enter and
+leave a node once for each of the l ranks, so that a share of 1/l of the bytes takes each rank's link between nodes:
 
     all-gather, reduce-scatter, rings    (k-1) a + (n-k) a_in + (n-1)/n max(B/w_in, B/(l w))
     all-reduce     the better of         twice that
@@ -18,10 +18,10 @@ a node once for each of the l ranks, so that a share of 1/l of the bytes takes e
     broadcast                            ceil(log2 k) a + ceil(log2 l) a_in + max(B/w_in, B/(l w))
     all-to-all                           the slower of what stays in the node and of what leaves it
 
-where t is 1 for two nodes, each of which is the root of one tree and the leaf of the other, and 2 for more (P. Sanders,
-J. Speck, J. L. Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009). As `w` is the rate
-of one device and every device is in one group of the shape at a time, groups running at once don't slow each other
-further.
+where t is 1 for two nodes, each of which is the root of one tree and the leaf of the other, and 2 for more (P.
+Sanders, J. Speck, J. L. Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009). As `w`
+is the rate of one device and every device is in one group of the shape at a time, groups running at once don't slow
+each other further.
 """
 
 from __future__ import annotations

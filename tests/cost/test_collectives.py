@@ -63,7 +63,7 @@ def test_sum_over_two_nodes_takes_trees_and_over_more_the_ring() -> None:
 
 
 def test_sums_over_nodes_as_measured() -> None:
-    """Bus rates of 1 GB all-reduces on nodes of 4 GH200 with 25 GB/s each (Alps): 149 GB/s on 2 nodes, 92 on 4 and 8."""
+    """Bus rates of 1 GB sums on nodes of 4 GH200 with 25 GB/s each (Alps): 149 GB/s on 2 nodes, 92 on 4 and 8."""
     intra, inter = Link("nvlink", 340e9, 3e-6), Link("slingshot", 25e9, 5e-6)
     for nodes, measured in ((2, 149e9), (4, 92e9), (8, 91e9)):
         ranks = 4 * nodes
