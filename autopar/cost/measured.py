@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from autopar.cluster import Cluster, same_device
+from autopar.cost.passes import tensor_arguments
 from autopar.cost.pricer import CollectiveTimes, OpTimes, Pricer, Seconds, Source
 from autopar.cost.sampling import Kind, collectives_to_time, group_of, grouped, kind_of, ops_to_time
-from autopar.cost.work import tensor_arguments
 from autopar.errors import ProfileError
 from autopar.graph import CollectiveKey, OpKey
 from autopar.measure.fit import Curve

@@ -8,8 +8,9 @@ from math import prod
 
 from autopar.cost.demand import Demand, price_demands
 from autopar.cost.moves import collective_key, relayout_demand
+from autopar.cost.passes import tensor_arguments
 from autopar.cost.pricer import Pricer, Source
-from autopar.cost.work import is_view, tensor_arguments
+from autopar.cost.work import is_view
 from autopar.graph import DTYPE_BYTES, LayerClass, Op, OpKey
 from autopar.plan import MeshAxis
 from autopar.shard.localize import op_key

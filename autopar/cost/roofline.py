@@ -15,8 +15,9 @@ import numpy as np
 
 from autopar.cluster import Cluster, Device
 from autopar.cost.collectives import fitted_times
+from autopar.cost.passes import Pass
 from autopar.cost.pricer import CollectiveTimes, OpTimes, Seconds, Source
-from autopar.cost.work import Pass, work
+from autopar.cost.work import work
 from autopar.errors import ConfigError
 from autopar.graph import CollectiveKey, OpKey
 from autopar.measure.models.attention import HEAD_DIMS
@@ -84,6 +85,13 @@ COLUMNS = {
 }
 
 
+def kernels_of(one: Pass, kind: str) -> list[tuple[str, str, Row]]:
+    """The kernels of a pass that device models know: family, variant and sizes; what has no products moves bytes."""
+    kernels: list[tuple[str, str, Row]] = [("gemm", "", gemm[:5]) for gemm in one.gemms]
+    kernels += [("attention", "", call[:8]) for call in one.attention]
+    return kernels or [("elementwise", kind, (one.bytes, one.rows))]
+
+
 class _Passes:
     """Columns of many passes: plain numbers only, which keeps the garbage collector out of the way."""
 
@@ -94,10 +102,7 @@ class _Passes:
         self.launches: list[int] = []  # of kernels that no row stands for
 
     def add(self, one: Pass, dtype: str, kind: str) -> None:
-        kernels: list[tuple[str, str, Row]] = [("gemm", "", gemm[:5]) for gemm in one.gemms]
-        kernels += [("attention", "", call[:8]) for call in one.attention]
-        if one.bytes and not kernels:
-            kernels = [("elementwise", kind, (one.bytes, one.rows))]
+        kernels = kernels_of(one, kind) if one.gemms or one.attention or one.bytes else []
         for family, variant, row in kernels:
             self.rows[family, dtype, variant].append(row)
             self.owners[family, dtype, variant].append(self.count)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Sequence
 from math import inf, prod
 from typing import TypeAlias, TypeVar
 
-from autopar.cost.work import is_heavy, tensor_arguments
+from autopar.cost.passes import tensor_arguments
+from autopar.cost.work import is_heavy
 from autopar.graph import CollectiveKey, OpKey
 from autopar.measure.fit import spread
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.cost.demand import Demand
+from autopar.cost.moved import OPTIMIZER_PASSES
 from autopar.cost.moves import collective_key, copy_key
 from autopar.cost.states import STATE_BYTES
-from autopar.cost.work import OPTIMIZER_PASSES
 from autopar.graph import DTYPE_BYTES, CollectiveKey, Dtype, Operand, OpKey
 from autopar.plan import DtypePolicy, MeshAxis
 from autopar.shard.storage import Keeper, ParameterStorage
