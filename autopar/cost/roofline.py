@@ -89,7 +89,9 @@ def kernels_of(one: Pass, kind: str) -> list[tuple[str, str, Row]]:
     """The kernels of a pass that device models know: family, variant and sizes; what has no products moves bytes."""
     kernels: list[tuple[str, str, Row]] = [("gemm", "", gemm[:5]) for gemm in one.gemms]
     kernels += [("attention", "", call[:8]) for call in one.attention]
-    return kernels or [("elementwise", kind, (one.bytes, one.rows))]
+    if kernels or not (isinstance(one.bytes, np.ndarray) or one.bytes):
+        return kernels
+    return [("elementwise", kind, (one.bytes, one.rows))]
 
 
 class _Passes:
@@ -102,7 +104,7 @@ class _Passes:
         self.launches: list[int] = []  # of kernels that no row stands for
 
     def add(self, one: Pass, dtype: str, kind: str) -> None:
-        kernels = kernels_of(one, kind) if one.gemms or one.attention or one.bytes else []
+        kernels = kernels_of(one, kind)
         for family, variant, row in kernels:
             self.rows[family, dtype, variant].append(row)
             self.owners[family, dtype, variant].append(self.count)
