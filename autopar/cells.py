@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 
+from autopar.placement import V_SHAPED
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -44,11 +46,12 @@ def refusal(
     if schedule not in CELLS:
         return f"schedule {schedule!r} is not known; it is one of {', '.join((*CELLS, *PREDICT_ONLY))}"
     groups = stages if groups is None else groups
-    return (
-        _combined(schedule, zero_levels, recomputes)
-        or _staged(schedule, stages, groups)
-        or _counted(schedule, groups, num_microbatches)
-    )
+    return _combined(schedule, zero_levels, recomputes) or misfit(schedule, stages, groups, num_microbatches)
+
+
+def misfit(schedule: str, stages: int, groups: int, num_microbatches: int | None = None) -> str:
+    """Why a schedule can't be laid out for these stages on these groups of devices; '' if it can."""
+    return _staged(schedule, stages, groups) or _counted(schedule, groups, num_microbatches)
 
 
 def _combined(schedule: str, zero_levels: Set[int], recomputes: Set[str]) -> str:
@@ -66,6 +69,11 @@ def _staged(schedule: str, stages: int, groups: int) -> str:
         return "" if stages == 1 else f"schedule {schedule} has one stage, not {stages}: gpipe, 1f1b, interleaved do"
     if groups < 2:
         return f"schedule {schedule} needs at least 2 groups of devices, not {groups}; one stage needs no schedule"
+    if schedule in V_SHAPED:
+        return "" if stages == 2 * groups else f"{schedule} needs 2 stages for each of {groups} groups, not {stages}"
+    if schedule == "zb":
+        each = stages % groups == 0
+        return "" if each else f"zb needs as many stages for each of {groups} groups; there are {stages}"
     if schedule == "interleaved":
         several = stages % groups == 0 and stages > groups
         return "" if several else f"interleaved needs 2, 3, ... stages for each of {groups} groups; there are {stages}"
@@ -79,9 +87,11 @@ def _counted(schedule: str, groups: int, num_microbatches: int | None) -> str:
         return f"schedule none has one microbatch, not {num_microbatches}: accumulate does"
     if schedule == "1f1b" and num_microbatches < groups:
         return f"1f1b needs a microbatch for each of {groups} stages, not {num_microbatches}: give more, or take gpipe"
-    if schedule == "interleaved" and num_microbatches % max(1, num_microbatches // groups):
+    if schedule == "dualpipev" and num_microbatches < 2 * groups:
+        return f"dualpipev needs a microbatch for each of {2 * groups} stages, not {num_microbatches}: zbv takes fewer"
+    if schedule in ("interleaved", "zb") and num_microbatches % max(1, num_microbatches // groups):
         return (
-            f"interleaved over {groups} groups can't deal {num_microbatches} microbatches out to equal rounds: "
+            f"{schedule} over {groups} groups can't deal {num_microbatches} microbatches out to equal rounds: "
             f"a multiple of {groups} can"
         )
     return ""

@@ -127,12 +127,12 @@ def layout_of(config: ManualConfig, shape: Shape, cluster: Cluster, global_batch
         if value != usual
     ]
     stages = tuple(int(n) for n in config.stage_layers.split("/")) if config.stage_layers else ()
-    if stages and (len(stages) != config.pp * config.virtual_stages or sum(stages) != shape.layers):
+    if stages and (len(stages) != config.pp * config.chunks or sum(stages) != shape.layers):
         mistakes.append(
             f"stage_layers={config.stage_layers}: must be {shape.layers} blocks in pp*virtual_stages stages"
         )
-    if shape.layers < config.pp * config.virtual_stages:
-        mistakes.append(f"pp*virtual_stages = {config.pp * config.virtual_stages} is above {shape.layers} blocks")
+    if shape.layers < config.pp * config.chunks:
+        mistakes.append(f"pp*virtual_stages = {config.pp * config.chunks} is above {shape.layers} blocks")
     if config.ep > 1 and (not shape.experts or shape.experts % config.ep):
         mistakes.append(f"ep={config.ep}: the model has {shape.experts} experts; give a divisor of that")
     if config.zero_group not in ("all", "node") and (config.dp * config.cp) % int(config.zero_group):
@@ -150,9 +150,8 @@ def layout_of(config: ManualConfig, shape: Shape, cluster: Cluster, global_batch
         raise ConfigError(*mistakes)
     kind, _, count = config.recompute.partition(":")
     return Layout(
-        dp=config.dp, tp=config.tp, cp=config.cp, ep=config.ep, pp=config.pp, chunks=config.virtual_stages,
-        schedule="interleaved" if config.virtual_stages > 1 and config.schedule == "1f1b" else config.schedule,
-        microbatch=config.microbatch_size,
+        dp=config.dp, tp=config.tp, cp=config.cp, ep=config.ep, pp=config.pp, chunks=config.chunks,
+        schedule=config.named_schedule, microbatch=config.microbatch_size,
         num_microbatches=microbatch_count(global_batch, config.dp, config.microbatch_size) or 1,
         zero=config.zero, zero_ways=_ways(config.zero_group, max(1, cluster.devices_per_node // config.tp)),
         sequence=bool(config.sp) and config.tp > 1,
@@ -230,7 +229,7 @@ def _stages(shape: Shape, layout: Layout) -> list[StagePlan]:
     blocks, width = stage_blocks(shape, layout), prod(degrees)
     for number, count in enumerate(blocks):
         layers = round(count) + (number == 0) + (number == len(blocks) - 1)
-        begin = (number % layout.pp) * width
+        begin = layout.pipeline.group_of(number) * width
         found.append(StagePlan(first, tuple(range(begin, begin + width)), mesh, (strategy,), (0,) * layers))
         first += layers
     return found

@@ -1,11 +1,8 @@
-"""Pipeline schedules: in which order a device works, how many microbatches are under way, and how long a step takes.
+"""Pipeline schedules in time: how long a step takes, and how many microbatches are under way.
 
-The orders are those of torch.distributed.pipelining: GPipe (Huang et al., 2019), 1F1B (Narayanan et al., "PipeDream",
-2019) and interleaved 1F1B (Narayanan et al., "Efficient large-scale language model training on GPU clusters", 2021).
-With p groups of devices and v chunks of the model on each there are p * v stages; stage s is on group s % p.
-
-A step is the longest path through the operations: each waits for the one before it on its device and for its input
-from the neighbouring stage. Operations no path joins are timed together, a level at a time.
+A step is the longest path through the operations (`orders.py`): each waits for the one before it on its device and for
+its input from the neighbouring stage. Operations no path joins are timed together, a level at a time; passes of
+weights, which wait for nothing but their device, are part of the way to the next operation there.
 """
 
 from __future__ import annotations
@@ -18,100 +15,33 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.cost.orders import Indices, Kind, Shape, order, works
+from autopar.placement import SPLIT
+
 Seconds = NDArray[np.float64]
-Indices = NDArray[np.intp]
-
-
-class Work(NamedTuple):
-    """One operation: the forward or backward pass of a microbatch through a stage."""
-
-    stage: int
-    microbatch: int
-    backward: bool
 
 
 class Event(NamedTuple):
-    """An operation in time; `kind` is `forward` or `backward`, seconds count from the start of the step."""
+    """An operation in time; seconds count from the start of the step."""
 
     stage: int
     microbatch: int
-    kind: str
+    kind: Kind
     start_s: float
     end_s: float
 
 
-@dataclass(frozen=True)
-class Shape:
-    """What a schedule is laid out for: its name, groups of devices, chunks of the model on each, microbatches."""
-
-    schedule: str
-    groups: int
-    chunks: int
-    num_microbatches: int
-
-    @property
-    def stages(self) -> int:
-        """Stages of the model."""
-        return self.groups * self.chunks
-
-    @property
-    def _rounds(self) -> int:
-        return max(1, self.num_microbatches // self.groups)
-
-    @property
-    def per_round(self) -> int:
-        """Microbatches that a chunk works on before the device turns to its next chunk."""
-        return self.num_microbatches // self._rounds
-
-
-def _gpipe(shape: Shape, group: int) -> list[Work]:
-    numbers = range(shape.num_microbatches)
-    return [Work(group, k, False) for k in numbers] + [Work(group, k, True) for k in numbers]
-
-
-def _one_forward_one_backward(shape: Shape, group: int) -> list[Work]:
-    count = shape.num_microbatches
-    ahead = min(count, shape.groups - group)
-    order = [Work(group, k, False) for k in range(ahead)]
-    for k in range(count):
-        order.append(Work(group, k, True))
-        order += [Work(group, k + ahead, False)] if k + ahead < count else []
-    return order
-
-
-def _interleaved(shape: Shape, group: int) -> list[Work]:
-    """Rounds of `per_round` microbatches through each chunk in turn; a device runs `ahead` forwards first."""
-    per_round, chunks = shape.per_round, shape.chunks
-    total = shape.num_microbatches * chunks
-    ahead = min(total, (chunks - 1) * per_round + 2 * (shape.groups - 1 - group))
-
-    def work(n: int, backward: bool) -> Work:
-        lap, chunk = n // (per_round * chunks), n // per_round % chunks
-        chunk = chunks - 1 - chunk if backward else chunk
-        return Work(chunk * shape.groups + group, lap * per_round + n % per_round, backward)
-
-    order = [work(n, False) for n in range(ahead)]
-    for n in range(total):
-        order += [work(n + ahead, False)] if n + ahead < total else []
-        order.append(work(n, True))
-    return order
-
-
-ORDERS = {"gpipe": _gpipe, "1f1b": _one_forward_one_backward, "interleaved": _interleaved}
-"""The order in which a device of a group works, by schedule."""
-
-
 @lru_cache(maxsize=4096)
 def in_flight(shape: Shape) -> tuple[int, ...]:
-    """For each stage, how many microbatches it holds activations of at most.
+    """For each stage, how many microbatches it holds activations of at most, until all their gradients are made.
 
-    min(p - i, m) at stage i of 1f1b, m for gpipe; interleaved as its order has it.
+    min(p - i, m) at stage i of 1f1b, m for gpipe; the others as their order has it.
     """
     most = [0] * shape.stages
     for group in range(shape.groups):
         held = [0] * shape.stages
-        for work in ORDERS[shape.schedule](shape, group):
-            held[work.stage] += -1 if work.backward else 1
+        for work in works(shape, group):
+            held[work.stage] += 1 if work.kind.is_forward else 0 if work.kind == Kind.INPUT else -1
             most[work.stage] = max(most[work.stage], held[work.stage])
     return tuple(most)
 
@@ -120,87 +50,147 @@ class Holding(NamedTuple):
     """What a group of devices holds as its chunk `chunk` runs the backward pass of a microbatch.
 
     `saved[c]`: of how many microbatches its chunk c has activations, the running one included; `grown[c]`: whether
-    gradients of chunk c exist from an earlier one.
+    gradients of chunk c exist from an earlier one. `put_off[c]`: of how many others its weights' gradients are still to
+    be made; `puts_off`: whether those of the running one will be.
     """
 
     chunk: int
     saved: tuple[int, ...]
     grown: tuple[bool, ...]
+    put_off: tuple[int, ...] = ()
+    puts_off: bool = False
 
 
 @lru_cache(maxsize=4096)
 def holdings(shape: Shape, group: int) -> tuple[Holding, ...]:
     """The fullest states of a group's devices as backward passes run; what another one covers is left out."""
-    saved, grown = [0] * shape.chunks, [False] * shape.chunks
+    chunk_of = {stage: chunk for chunk, stage in enumerate(shape.stages_of(group))}
+    saved, grown, put_off = [0] * shape.chunks, [False] * shape.chunks, [0] * shape.chunks
+    splits = shape.schedule in SPLIT
     found: dict[Holding, None] = {}
-    for work in ORDERS[shape.schedule](shape, group):
-        chunk = work.stage // shape.groups
-        if not work.backward:
+    for work in works(shape, group):
+        chunk = chunk_of[work.stage]
+        if work.kind.is_forward:
             saved[chunk] += 1
             continue
-        found[Holding(chunk, tuple(saved), tuple(grown))] = None
+        if work.kind == Kind.WEIGHT:
+            put_off[chunk] -= 1
+            grown[chunk] = True
+            continue
+        state = Holding(chunk, tuple(saved), tuple(grown))
+        puts_off = work.kind == Kind.INPUT
+        found[state._replace(put_off=tuple(put_off), puts_off=puts_off) if splits else state] = None
         saved[chunk] -= 1
-        grown[chunk] = True
+        put_off[chunk] += puts_off
+        grown[chunk] |= not puts_off
     return _uncovered(list(found))
 
 
 def _uncovered(holdings: list[Holding]) -> tuple[Holding, ...]:
     """Those that no other one of the same chunk holds at least as much as."""
     chunks = np.array([h.chunk for h in holdings])
-    amounts = np.array([h.saved + h.grown for h in holdings], dtype=np.intp)
+    amounts = np.array([(*h.saved, *h.grown, *h.put_off, h.puts_off) for h in holdings], dtype=np.intp)
     covers = (amounts[:, None] >= amounts).all(axis=-1) & (chunks[:, None] == chunks)
     np.fill_diagonal(covers, val=False)
     return tuple(h for h, covered in zip(holdings, covers.any(axis=0).tolist(), strict=True) if not covered)
 
 
 @dataclass(frozen=True, eq=False)
-class _Levels:
-    """Operations numbered by level; `bounds[l]` to `bounds[l + 1]` are those of level l.
+class _Layout:
+    """All operations: first those that wait for others, by level of dependence; passes of weights; joint ones.
 
-    `before` is the number of the one before on the device, `needs` of the one that sends the input; the count of all
-    operations stands for none. `work` (operations, 3) are the columns of `Work`.
+    `work` (operations, 3): the columns of `Work`, of which the first `waiting` wait for others; `groups`: the group of
+    each. `row`, `crossed` (operations,): which pass over which stage it is as one number, and the cut its input comes
+    over, the number of cuts for none. `waits[l]` (2 or 3, n): for the operations of level l the one before on the
+    device, the one that sends the input, and the one that sends that of the joint pass; `waiting` stands for none.
+    `after`, `until`, `begun` (weights,): the waiting operation in front of and behind each pass of weights on its
+    device, and whether it is the first between these two. `hosts` (joint,): the backward pass of each joint one. `last`
+    (groups,): the last operation of each group. `stage_groups` (stages,): the group of each stage.
     """
 
     work: Indices
-    before: Indices
-    needs: Indices
-    bounds: tuple[int, ...]
+    waiting: int
+    groups: Indices
+    row: Indices
+    crossed: Indices
+    waits: tuple[Indices, ...]
+    after: Indices
+    until: Indices
+    begun: NDArray[np.bool_]
+    hosts: Indices
+    last: Indices
+    stage_groups: Indices
 
 
 @lru_cache(maxsize=64)
-def _levels(shape: Shape) -> _Levels:
-    stages, count = shape.stages, shape.num_microbatches
-    orders = [np.array(ORDERS[shape.schedule](shape, g), dtype=np.intp) for g in range(shape.groups)]
-    work = np.concatenate(orders)
-    nothing = len(work)
-    place = np.empty((stages, count, 2), dtype=np.intp)
-    place[work[:, 0], work[:, 1], work[:, 2]] = np.arange(nothing)
-    before = np.arange(-1, nothing - 1)
-    first = np.cumsum([0, *map(len, orders)])
-    before[first[:-1]] = nothing
-    needs = _needs(work, place, stages, nothing)
-    level = np.full(nothing + 1, -1)
-    level[nothing] = 0
-    following, last = first[:-1].copy(), first[1:]
+def _layout(shape: Shape) -> _Layout:
+    orders = [order(shape, g) for g in range(shape.groups)]
+    every = np.concatenate(orders)
+    device = np.repeat(np.arange(shape.groups), [len(o) for o in orders])
+    late, joint = every[:, 2] == Kind.WEIGHT, every[:, 2] == Kind.JOINT
+    waiting = ~(late | joint)
+    group, count = device[waiting], int(waiting.sum())
+    passed = np.cumsum(waiting)
+    needs = _needs(shape, every[~late], (passed - waiting)[~late], count)
+    waits = np.full((2 + bool(joint.any()), count), count)
+    waits[0, 1:] = np.where(group[1:] == group[:-1], np.arange(count - 1), count)
+    waits[1] = needs[~joint[~late]]
+    waits[-1, passed[joint]] = needs[joint[~late]]
+    level = _levels(waits, np.searchsorted(group, np.arange(shape.groups + 1)))
+    placed = np.argsort(level, kind="stable")
+    rank = np.empty(count + 1, dtype=np.intp)
+    rank[placed], rank[count] = np.arange(count), count
+    bounds = np.searchsorted(level[placed], np.arange(2, level.max() + 1))
+    after = rank[passed[late] - 1]
+    behind = np.append(group, -1)[passed[late]] == device[late]
+    number = np.empty(len(every), dtype=np.intp)
+    number[waiting], number[late | joint] = rank[:count], count
+    number[late] += np.arange(late.sum())
+    found, groups = (np.concatenate([of[waiting][placed], of[late], of[joint]]) for of in (every, device))
+    stage, kind = found[:, 0].copy(), found[:, 2]
+    forward = (kind == Kind.FORWARD) | (kind == Kind.JOINT)
+    return _Layout(
+        found, count, groups, kind * shape.stages + stage,
+        np.where(forward, (stage - 1) % shape.stages, stage),
+        tuple(np.ascontiguousarray(w) for w in np.split(rank[waits[:, placed]], bounds, axis=1)),
+        after, np.where(behind, rank[passed[late]], count), np.append(True, after[1:] != after[:-1])[: len(after)],
+        rank[passed[joint]], number[np.cumsum([len(o) for o in orders]) - 1],
+        np.array([shape.group_of(s) for s in range(shape.stages)]),
+    )  # fmt: skip
+
+
+def _levels(waits: Indices, bounds: Indices) -> Indices:
+    """The level of each operation, from 1: one more than those that it waits for.
+
+    `waits` (w, operations): the others, and the count of all for none; those of group g are `bounds[g]` to
+    `bounds[g + 1]` in their order.
+    """
+    count = waits.shape[1]
+    level = np.full(count + 1, -1)
+    level[count] = 0
+    following, last = bounds[:-1].copy(), bounds[1:]
     number = 0
     while (waiting := np.flatnonzero(following < last)).size:
-        ready = waiting[level[needs[following[waiting]]] >= 0]
+        able = waiting[(level[waits[:, following[waiting]]] >= 0).all(axis=0)]
         number += 1
-        level[following[ready]] = number
-        following[ready] += 1
-    order = np.argsort(level[:-1], kind="stable")
-    rank = np.empty(nothing + 1, dtype=np.intp)
-    rank[order], rank[nothing] = np.arange(nothing), nothing
-    bounds = np.searchsorted(level[order], np.arange(1, number + 2))
-    return _Levels(work[order], rank[before[order]], rank[needs[order]], tuple(bounds.tolist()))
+        level[following[able]] = number
+        following[able] += 1
+    return level[:count]
 
 
-def _needs(work: Indices, place: Indices, stages: int, nothing: int) -> Indices:
-    """The operation that each one's input comes from: one stage up or down, or the forward at the last stage."""
-    stage, microbatch, backward = work.T
+def _needs(shape: Shape, work: Indices, waiting: Indices, nothing: int) -> Indices:
+    """What each operation's input comes from: one stage up or down, or the forward pass at the last stage.
+
+    `waiting` (operations,): the number of the waiting operation that each is or belongs to.
+    """
+    stages = shape.stages
+    stage, microbatch, kind = work.T
+    back = ((kind != Kind.FORWARD) & (kind != Kind.JOINT)).astype(np.intp)
+    place = np.empty((stages, shape.num_microbatches, 2), dtype=np.intp)
+    place[stage, microbatch, back] = waiting
     above = np.where(stage > 0, place[stage - 1, microbatch, 0], nothing)
     below = place[np.minimum(stage + 1, stages - 1), microbatch, (stage < stages - 1).astype(np.intp)]
-    return np.where(backward == 1, below, above)
+    return np.where(back == 1, below, above)
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,9 +220,8 @@ class Simulation:
     @property
     def timeline(self) -> list[Event]:
         """All passes in order of their start."""
-        kinds = ("forward", "backward")
         return [
-            Event(int(self.work[i, 0]), int(self.work[i, 1]), kinds[self.work[i, 2]], start, start + duration)
+            Event(int(self.work[i, 0]), int(self.work[i, 1]), Kind(self.work[i, 2]), start, start + duration)
             for i in np.argsort(self.starts_s, kind="stable")
             for start, duration in [(float(self.starts_s[i]), float(self.durations_s[i]))]
         ]
@@ -244,26 +233,47 @@ def simulate(
     backward_s: Sequence[float],
     transfer_s: Sequence[float],
     step_s: Sequence[float],
+    weight_s: Sequence[float] | None = None,
 ) -> Simulation:
     """Time a step: seconds of each stage's passes over one microbatch and of its work once a step (summed by group).
 
-    `transfer_s[s]` is what sending between stage s and s + 1 takes, either way; a sender works on meanwhile.
+    `transfer_s[s]` is what sending between stage s and s + 1 takes, either way; a sender works on meanwhile. Of
+    `backward_s` the gradients of weights take `weight_s` (none unless given) where the schedule makes them apart.
     """
-    levels = _levels(shape)
-    stage, _, backward = levels.work.T
-    passes = np.array([forward_s, backward_s], dtype=np.float64)
-    durations: Seconds = passes[backward, stage]
-    sent = np.array([*transfer_s, 0.0], dtype=np.float64)
-    delay = np.where(backward == 1, sent[stage], np.where(stage > 0, sent[stage - 1], 0.0))
-    ends = np.zeros(len(durations) + 1)
-    for low, high in zip(levels.bounds, levels.bounds[1:], strict=False):
-        arrived = ends[levels.needs[low:high]] + delay[low:high]
-        ends[low:high] = np.maximum(ends[levels.before[low:high]], arrived) + durations[low:high]
-    group = stage % shape.groups
-    once = np.array([sum(step_s[g :: shape.groups]) for g in range(shape.groups)])
-    finished = np.zeros(shape.groups)
-    np.maximum.at(finished, group, ends[:-1])
-    finished += once
-    busy = np.asarray(np.bincount(group, weights=durations, minlength=shape.groups) + once, dtype=np.float64)
-    starts: Seconds = ends[:-1] - durations
-    return Simulation(float(finished.max()), finished, busy, levels.work, starts, durations)
+    layout = _layout(shape)
+    late = np.zeros(shape.stages) if weight_s is None else np.asarray(weight_s, dtype=np.float64)
+    whole = np.asarray(backward_s, dtype=np.float64)
+    durations: Seconds = np.concatenate([forward_s, whole, whole - late, late, forward_s]).take(layout.row)
+    ends = _ends(layout, durations, np.array([*transfer_s, 0.0], dtype=np.float64).take(layout.crossed))
+    once = np.bincount(layout.stage_groups, weights=step_s, minlength=shape.groups)
+    finished: Seconds = ends[layout.last] + once
+    busy = np.asarray(np.bincount(layout.groups, weights=durations, minlength=shape.groups) + once, dtype=np.float64)
+    return Simulation(float(finished.max()), finished, busy, layout.work, ends - durations, durations)
+
+
+def _ends(layout: _Layout, durations: Seconds, delay: Seconds) -> Seconds:
+    """When each operation ends, its input arriving `delay` seconds after it was sent."""
+    count = layout.waiting
+    own, late, joint = np.split(durations, [count, count + len(layout.after)])
+    added = np.empty((layout.waits[0].shape[0], count))
+    added[:] = own
+    added[1] += delay[:count]
+    if joint.size:
+        added[2, layout.hosts] += delay[-joint.size :]
+        added[:, layout.hosts] += joint
+    if late.size:
+        added[0] += np.bincount(layout.until, weights=late, minlength=count + 1)[:count]
+    ends = np.zeros(count + 1)
+    low = 0
+    for waits in layout.waits:
+        high = low + waits.shape[1]
+        arrived = ends.take(waits)
+        arrived += added[:, low:high]
+        first = np.maximum(arrived[0], arrived[1], out=ends[low:high])
+        if joint.size:
+            np.maximum(first, arrived[2], out=first)
+        low = high
+    total = np.cumsum(late)
+    spent = total - np.maximum.accumulate(np.where(layout.begun, total - late, 0.0)) if late.size else total
+    found = [ends[:count], ends[layout.after] + spent, ends[layout.hosts] - own[layout.hosts]]
+    return np.concatenate(found)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 
 from autopar.errors import ConfigError
+from autopar.placement import V_SHAPED
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb", "zbv", "dualpipev")
 FRAMEWORKS = ("autopar", "megatron", "fsdp", "deepspeed")
@@ -54,6 +55,16 @@ class ManualConfig:
         mistakes = [m for f in fields(self) if (m := _mistake(f.name, getattr(self, f.name)))]
         if mistakes:
             raise ConfigError(*mistakes)
+
+    @property
+    def chunks(self) -> int:
+        """Stages of a group of devices: two under schedules that go there and back."""
+        return 2 if self.schedule in V_SHAPED else self.virtual_stages
+
+    @property
+    def named_schedule(self) -> str:
+        """The schedule: `1f1b` with several chunks is `interleaved`."""
+        return "interleaved" if self.virtual_stages > 1 and self.schedule == "1f1b" else self.schedule
 
     def __str__(self) -> str:
         """What `parse` reads: the keys that differ from their defaults."""
@@ -124,7 +135,9 @@ class ManualConfig:
     def _misplaced(self) -> list[str]:
         """Keys of pipelines where there is none."""
         if self.pp > 1:
-            return []
+            two = self.schedule in V_SHAPED and self.virtual_stages not in (1, 2)
+            wrong = f"virtual_stages={self.virtual_stages}: schedule={self.schedule} has 2 a group; leave it out"
+            return [wrong] if two else []
         return [
             f"{f.name}={value}: only for pipelines, and pp is 1; give pp=2 or more, or leave {f.name} out"
             for f in fields(self)

@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autopar.cost.orders import Shape
 from autopar.cost.pricer import Pricer
-from autopar.cost.schedule import Shape, Simulation, simulate
+from autopar.cost.schedule import Simulation, simulate
 from autopar.formulate.predict import Prediction
 from autopar.graph import CollectiveKey
 from autopar.plan import Between

@@ -10,7 +10,8 @@ from math import prod
 
 import numpy as np
 
-from autopar.cost.schedule import Shape, holdings
+from autopar.cost.orders import Shape
+from autopar.cost.schedule import holdings
 from autopar.engine.partition import bound_s, least_step_s, partitions
 from autopar.engine.stack_problem import Floats
 from autopar.formulate.book import Chunk, GroupPlan, Ranges, Seam, StageBook, StagePart

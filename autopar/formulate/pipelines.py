@@ -8,9 +8,9 @@ from itertools import pairwise
 from math import prod
 
 from autopar.cells import PREDICT_ONLY, refusal
+from autopar.cost.orders import Shape
 from autopar.cost.pricer import Pricer
 from autopar.cost.roofline import RooflinePricer, flop_rate
-from autopar.cost.schedule import Shape
 from autopar.cost.work import model_flops
 from autopar.errors import ConfigError
 from autopar.formulate.book import StageBook

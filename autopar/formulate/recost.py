@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from autopar.cluster import Cluster
 from autopar.cost.layer import figures_of
+from autopar.cost.orders import Shape
 from autopar.cost.pricer import Pricer
-from autopar.cost.schedule import Shape
 from autopar.errors import InfeasibleError, PlanError
 from autopar.formulate.carried import carried_work, layer_costs
 from autopar.formulate.piped import add_up, run

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autopar.cost.schedule import Shape, simulate
+from autopar.cost.orders import Shape
+from autopar.cost.schedule import simulate
 from autopar.errors import PlanError
 from autopar.files import write_atomically
 from autopar.plan import NOTHING_CARRIED, LayerCost, PlanRecord
@@ -106,7 +107,8 @@ def _simulated(record: PlanRecord, passes: Sequence[Mapping[str, float]]) -> Ite
     forward, backward = ([p[way] for p in passes] for way in (FORWARD, BACKWARD))
     found = simulate(shape, forward, backward, record.costs.cut_s, [0.0] * len(passes))
     for event in found.timeline:
-        yield Slot(event.stage, event.microbatch, event.kind, event.start_s, event.end_s)
+        way = FORWARD if event.kind.is_forward else BACKWARD
+        yield Slot(event.stage, event.microbatch, way, event.start_s, event.end_s)
 
 
 def _stage_s(record: PlanRecord, stage: int, way: str) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from autopar.cost.orders import Shape as PipelineShape
+
 COMPUTE: Mapping[str, str] = {
     "bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": "bfloat16", "mxfp8": "bfloat16",
     "nvfp4": "bfloat16",
@@ -120,6 +122,11 @@ class Layout:
     conventions: Conventions
     stage_layers: tuple[int, ...] = ()
     state_bytes: float = 8.0
+
+    @property
+    def pipeline(self) -> PipelineShape:
+        """What the schedule is laid out for."""
+        return PipelineShape(self.schedule, self.pp, self.chunks, self.num_microbatches)
 
     @property
     def devices(self) -> int:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import zip_longest
 
 from autopar.cluster import Device
-from autopar.cost.schedule import ORDERS, holdings
-from autopar.cost.schedule import Shape as ScheduleShape
+from autopar.cost.orders import Shape as PipelineShape
+from autopar.cost.schedule import holdings
 from autopar.transformer.calls import local_tokens
 from autopar.transformer.dims import Shape
 from autopar.transformer.layout import Layout
@@ -71,8 +72,9 @@ def fits(found: Bytes, device: Device) -> bool:
 def stage_bytes(shape: Shape, layout: Layout, group: int) -> Bytes:
     """Bytes on a device of the pipeline's group `group`."""
     blocks = stage_blocks(shape, layout)
-    mine = blocks[group :: layout.pp]
-    first, last = group == 0, group == layout.pp - 1
+    stages = layout.pipeline.stages_of(group)
+    mine = [blocks[s] for s in stages]
+    first, last = 0 in stages, len(blocks) - 1 in stages
     dense, expert = _elements(shape, layout, sum(mine), first=first, last=last)
     parameters, gradients, optimizer, gathered = _states(shape, layout, dense, expert)
     kept, whole = kept_bytes(shape, layout), block_bytes(shape, layout)
@@ -169,16 +171,22 @@ def saved_states(layout: Layout, group: int) -> tuple[tuple[int, ...], ...]:
     count, p = layout.num_microbatches, layout.pp
     if p == 1:
         return ((1,),)
-    if layout.schedule in ("dualpipev", "zbv"):  # as many as the first stage of 1F1B has, everywhere
-        return ((min(count, p),) * layout.chunks,)
     return _saved_states(layout.schedule, p, layout.chunks, count, group)
 
 
 @lru_cache(maxsize=4096)
 def _saved_states(schedule: str, groups: int, chunks: int, count: int, group: int) -> tuple[tuple[int, ...], ...]:
-    name = "interleaved" if chunks > 1 else schedule if schedule in ORDERS else "1f1b"
-    if name != "gpipe":
+    """What is kept until gradients of weights are made counts whole."""
+    if schedule != "gpipe":
         count = min(count, 4 * groups)  # beyond that nothing changes
-    if name == "interleaved" and count % groups:
+    if schedule == "dualpipev":
+        count = max(count, 2 * groups)
+    if schedule in ("interleaved", "zb") and count % groups:
         count = max(groups, count - count % groups)
-    return tuple({holding.saved for holding in holdings(ScheduleShape(name, groups, chunks, count), group)})
+    shape = PipelineShape(schedule, groups, chunks, count)
+    return tuple(
+        {
+            tuple(map(sum, zip_longest(holding.saved, holding.put_off, fillvalue=0)))
+            for holding in holdings(shape, group)
+        }
+    )

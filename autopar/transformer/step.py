@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import log2
 
+from autopar.cells import misfit
 from autopar.cluster import Cluster
+from autopar.cost.orders import Shape as PipelineShape
 from autopar.cost.roofline import model_of
-from autopar.cost.schedule import ORDERS, simulate
-from autopar.cost.schedule import Shape as ScheduleShape
+from autopar.cost.schedule import simulate
 from autopar.cost.sync import exposed_s
 from autopar.measure.models.form import joined_numbers
 from autopar.transformer.calls import Local, Piece, block_piece, embedding_piece, head_piece
@@ -129,11 +130,14 @@ class _Assembly:
         extra = self.known.of("pass_us") * 1e-6
         forward = [f + extra for f in forward]
         backward = [b + extra for b in backward]
-        busiest = max(range(layout.pp), key=lambda g: sum(forward[g :: layout.pp]) + sum(backward[g :: layout.pp]))
-        for stage in range(busiest, len(stages), layout.pp):
+        weights = [n * self.weights(costs.block.backward) for n in stages]
+        weights[-1] += self.weights(costs.head.backward)
+        teams = [layout.pipeline.stages_of(g) for g in range(layout.pp)]
+        for stage in max(teams, key=lambda team: sum(forward[s] + backward[s] for s in team)):
             forward[stage], backward[stage] = straggler * forward[stage], straggler * backward[stage]
-        busy, piped = self.pipeline(forward, backward, boundary, simulated=simulated)
-        own = max(sum(stages[g :: layout.pp]) for g in range(layout.pp))
+            weights[stage] *= straggler
+        busy, piped = self.pipelined(forward, backward, weights, boundary, simulated=simulated)
+        own = max(sum(stages[s] for s in team) for team in teams)
         optimizer = self.optimizer()
         synced = self.synchronised(own, backward, forward)
         slower = 1 + self.known.of("straggle") * log2(max(1, costs.nodes))
@@ -180,42 +184,46 @@ class _Assembly:
             first = _Passes(first.forward + gather, first.backward + scatter)
         return first, last
 
-    def pipeline(
-        self, forward: Sequence[float], backward: Sequence[float], boundary: float, *, simulated: bool
+    def weights(self, backward: Local) -> float:
+        """Seconds of the products of a backward pass that make gradients of weights, half of them all."""
+        return self.local(Local(backward.gemm, backward.narrow, backward.grouped) * 0.5)
+
+    def pipelined(
+        self,
+        forward: Sequence[float],
+        backward: Sequence[float],
+        weights: Sequence[float],
+        boundary: float,
+        *,
+        simulated: bool,
     ) -> tuple[float, float]:
         """Seconds that the busiest group works, and seconds from the first pass to the last."""
-        layout = self.layout
-        p, m = layout.pp, layout.num_microbatches
-        works = [m * sum(f + b for f, b in zip(forward[g::p], backward[g::p], strict=True)) for g in range(p)]
-        busy = max(works)
+        p, shape = self.layout.pp, self.layout.pipeline
+        m = shape.num_microbatches
+        busy = max(m * sum(forward[s] + backward[s] for s in shape.stages_of(g)) for g in range(p))
         if p == 1:
             return busy, busy
-        schedule = "interleaved" if layout.chunks > 1 else layout.schedule
-        legal = schedule in ORDERS and m >= p and (schedule != "interleaved" or m % p == 0)
-        if simulated and legal and 2 * m * len(forward) <= SIMULATED:
-            times = [tuple(round(x, 9) for x in xs) for xs in (forward, backward)]
-            return busy, _simulated(ScheduleShape(schedule, p, layout.chunks, m), times[0], times[1], boundary)
-        return busy, busy + self.bubble(forward, backward, boundary)
+        legal = m >= p and not misfit(shape.schedule, shape.stages, p, m)
+        if simulated and legal and 3 * m * shape.stages <= SIMULATED:
+            times = [tuple(round(x, 9) for x in xs) for xs in (forward, backward, weights)]
+            return busy, _simulated(shape, times[0], times[1], times[2], boundary)
+        return busy, busy + self.bubble(forward, backward, weights, boundary)
 
-    def bubble(self, forward: Sequence[float], backward: Sequence[float], boundary: float) -> float:
+    def bubble(
+        self, forward: Sequence[float], backward: Sequence[float], weights: Sequence[float], boundary: float
+    ) -> float:
         """Seconds of filling and draining, by the closed forms of the schedules' papers.
 
-        1F1B and GPipe (p - 1)(F + B); interleaved that over v; ZB-H1 (p - 1)(F + B - 2 W) with W, the part of B that
-        makes weight gradients, half of it; ZB-V (p - 1)(F + B - 3 W); DualPipeV (p / 2 - 1)(F + 2 B - 3 W) (Qi et al.,
-        "Zero bubble pipeline parallelism", 2023; DeepSeek-AI, "DeepSeek-V3 technical report", 2024).
+        With F, B and W the passes of a chunk forward, backward, and of B what makes gradients of weights: (p - 1) times
+        F + B (1F1B, GPipe, interleaved), F + B - 2 W (ZB-H1), F + B - 3 W but no less than F (ZB-V), F + 2 B - 3 W
+        (DualPipeV, where nothing overlaps) (Qi et al., "Zero bubble pipeline parallelism", 2023; DeepSeek-AI,
+        "DeepSeek-V3 technical report", 2024).
         """
-        p = self.layout.pp
-        mean = (sum(forward) + sum(backward)) / len(forward)
-        weights = sum(backward) / len(backward) / 2
-        hops = 2 * (p - 1) * boundary
-        schedule = self.layout.schedule
-        if schedule == "zb":
-            return (p - 1) * max(0.0, mean - 2 * weights) + hops
-        if schedule == "zbv":
-            return (p - 1) * max(0.0, mean - 3 * weights) + hops
-        if schedule == "dualpipev":
-            return max(0.0, p / 2 - 1) * max(0.0, mean - weights) + hops
-        return (p - 1) * mean + hops
+        f, b, w = (sum(xs) / len(xs) for xs in (forward, backward, weights))
+        idle = {
+            "zb": max(0.0, f + b - 2 * w), "zbv": max(f, f + b - 3 * w), "dualpipev": max(0.0, f + 2 * b - 3 * w)
+        }.get(self.layout.schedule, f + b)  # fmt: skip
+        return (self.layout.pp - 1) * (idle + 2 * boundary)
 
     def synchronised(self, blocks: float, backward: Sequence[float], forward: Sequence[float]) -> float:
         """Exposed seconds of gradients and parameters, once a step, on the stage that has the embedding."""
@@ -230,7 +238,7 @@ class _Assembly:
         if layout.data_ranks == 1 or not self.hides.hides_dp:
             return often * gradients + parameters + tied
         hidden = self.known.of("data_hidden")
-        stages = range(0, len(backward), layout.pp)
+        stages = layout.pipeline.stages_of(0)
         last = sum(backward[s] for s in stages)
         first = sum(forward[s] for s in stages)
         return often * exposed_s(gradients, last, hidden) + exposed_s(parameters, first, hidden) + tied
@@ -251,6 +259,12 @@ class _Assembly:
 
 
 @lru_cache(maxsize=4096)
-def _simulated(shape: ScheduleShape, forward: tuple[float, ...], backward: tuple[float, ...], boundary: float) -> float:
-    sent = [boundary] * (shape.stages - 1)
-    return simulate(shape, forward, backward, sent, [0.0] * shape.stages).step_time_s
+def _simulated(
+    shape: PipelineShape,
+    forward: tuple[float, ...],
+    backward: tuple[float, ...],
+    weights: tuple[float, ...],
+    boundary: float,
+) -> float:
+    sent = [0.0 if shape.group_of(s) == shape.group_of(s + 1) else boundary for s in range(shape.stages - 1)]
+    return simulate(shape, forward, backward, sent, [0.0] * shape.stages, weights).step_time_s

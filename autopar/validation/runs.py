@@ -9,6 +9,7 @@ from math import isfinite
 
 from autopar.cluster import Cluster, DeviceFile, Link
 from autopar.errors import ConfigError
+from autopar.placement import V_SHAPED
 from autopar.transformer.dims import Shape
 from autopar.transformer.layout import COMPUTE, MODERN, NARROW, Conventions, Layout
 from autopar.validation.public_models import dims_of
@@ -163,7 +164,7 @@ def _layout(reader: _Reader, shape: Shape, device: DeviceFile, conventions: Conv
         reader.say(f"dp={dp} (cp taken out of dp={stated:.0f})")
     elif not stated:
         reader.say(f"dp={dp}")
-    chunks = max(1, reader.number("virtual_stages", 1))
+    chunks = 2 if _schedule(reader, 1) in V_SHAPED else max(1, reader.number("virtual_stages", 1))
     if chunks > 1 and (pp == 1 or shape.layers < pp * chunks):
         reader.say(f"virtual_stages=1 (not {chunks}: {shape.layers} layers on {pp} stages)")
         chunks = 1

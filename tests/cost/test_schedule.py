@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.cells import refusal
-from autopar.cost.schedule import ORDERS, Holding, Shape, holdings, in_flight, simulate
+from autopar.cost.orders import Kind, Shape, Work, works
+from autopar.cost.schedule import Holding, holdings, in_flight, simulate
+from tests.cost.test_orders import shapes
 
 
 def _uniform(shape: Shape) -> tuple[float, float]:
@@ -50,75 +51,90 @@ def test_interleaved_in_flight(groups: int, chunks: int, rounds: int) -> None:
     shape = Shape("interleaved", groups, chunks, rounds * groups)
     for group in range(groups):
         held, most = 0, 0
-        for work in ORDERS["interleaved"](shape, group):
-            held += -1 if work.backward else 1
+        for work in works(shape, group):
+            held += 1 if work.kind == Kind.FORWARD else -1
             most = max(most, held)
         ahead = groups * (chunks - 1) + 2 * (groups - 1 - group) + 1
         assert most == min(ahead, chunks * shape.num_microbatches)
         assert sum(in_flight(shape)[group::groups]) >= most
 
 
-def _plainly(
-    shape: Shape, forward: list[float], backward: list[float], sent: list[float]
-) -> dict[tuple[int, int, bool], float]:
-    """End of every pass: devices take turns, each doing its next pass once its input is known."""
-    queues = [list(ORDERS[shape.schedule](shape, g)) for g in range(shape.groups)]
+Ends = dict[tuple[int, int, Kind], float]
+
+
+def _plainly(shape: Shape, seconds: dict[Kind, list[float]], sent: list[float]) -> Ends:
+    """End of every pass: devices take turns, each doing its next pass (or joint passes) once all inputs are known."""
+    queues = [works(shape, g) for g in range(shape.groups)]
     free = [0.0] * shape.groups
-    done: dict[tuple[int, int, bool], float] = {}
-    last = shape.stages - 1
+    done: Ends = {}
+    known: dict[tuple[int, int, bool], float] = {}
     while any(queues):
         moved = False
         for g, queue in enumerate(queues):
             while queue:
-                s, k, back = queue[0]
-                if back:
-                    key, delay = ((s, k, False), 0.0) if s == last else ((s + 1, k, True), sent[s] if s < last else 0.0)
-                else:
-                    key, delay = (s - 1, k, False), sent[s - 1] if s else 0.0
-                if key not in done and (back or s):
+                now = queue[:2] if queue[0].kind == Kind.JOINT else queue[:1]
+                arrivals = [_arrival(shape, work, known, sent) for work in now]
+                if any(a is None for a in arrivals):
                     break
-                arrived = done[key] + delay if back or s else 0.0
-                free[g] = max(free[g], arrived) + (backward if back else forward)[s]
-                done[s, k, back] = free[g]
-                queue.pop(0)
+                free[g] = max(free[g], *(a for a in arrivals if a is not None))
+                for work in now:
+                    free[g] += seconds[work.kind][work.stage]
+                    done[work] = free[g]
+                for work in now:
+                    if work.kind != Kind.WEIGHT:
+                        known[work.stage, work.microbatch, not work.kind.is_forward] = free[g]
+                del queue[: len(now)]
                 moved = True
         assert moved, "deadlock"
     return done
 
 
-@given(st.data())
-def test_against_a_plain_simulation(data: st.DataObject) -> None:
+def _arrival(shape: Shape, work: Work, known: dict[tuple[int, int, bool], float], sent: list[float]) -> float | None:
+    """When a pass's input is there; None while that isn't known."""
+    stage, microbatch, kind = work
+    if kind == Kind.WEIGHT or (kind.is_forward and stage == 0):
+        return 0.0
+    if kind.is_forward:
+        found, delay = known.get((stage - 1, microbatch, False)), sent[stage - 1]
+    elif stage == shape.stages - 1:
+        found, delay = known.get((stage, microbatch, False)), 0.0
+    else:
+        found, delay = known.get((stage + 1, microbatch, True)), sent[stage]
+    return None if found is None else found + delay
+
+
+@given(shapes(), st.data())
+def test_against_a_plain_simulation(shape: Shape, data: st.DataObject) -> None:
     """Uneven stages and slow links: every pass ends when a device-by-device simulation says."""
-    schedule = data.draw(st.sampled_from(sorted(ORDERS)))
-    groups = data.draw(st.integers(1, 5))
-    chunks = data.draw(st.integers(1, 3)) if schedule == "interleaved" else 1
-    count = data.draw(st.integers(1, 9))
-    shape = Shape(schedule, groups, chunks, count)
-    if refusal(schedule, set(), set(), shape.stages, count, groups):
-        count = groups * data.draw(st.integers(1, 3))
-        shape = Shape(schedule, groups, chunks, count)
-    seconds = st.floats(0.0, 5.0)
-    forward, backward, once = (
-        data.draw(st.lists(seconds, min_size=shape.stages, max_size=shape.stages)) for _ in range(3)
-    )
-    sent = data.draw(st.lists(seconds, min_size=shape.stages - 1, max_size=shape.stages - 1))
-    found = simulate(shape, forward, backward, sent, once)
-    wanted = _plainly(shape, forward, backward, sent)
+    drawn = st.lists(st.floats(0.0, 5.0), min_size=shape.stages, max_size=shape.stages)
+    forward, given_back, weights, once, sent = (data.draw(drawn) for _ in range(5))
+    backward = [i + w for i, w in zip(given_back, weights, strict=True)]
+    found = simulate(shape, forward, backward, sent[1:], once, weights)
+    seconds = {Kind.FORWARD: forward, Kind.JOINT: forward, Kind.BACKWARD: backward, Kind.INPUT: given_back,
+               Kind.WEIGHT: weights}  # fmt: skip
+    wanted = _plainly(shape, seconds, sent[1:])
     assert len(found.timeline) == len(wanted)
     for event in found.timeline:
-        assert event.end_s == pytest.approx(wanted[event.stage, event.microbatch, event.kind == "backward"], abs=1e-9)
-    ends = [max(e for (s, _, _), e in wanted.items() if s % groups == g) + sum(once[g::groups]) for g in range(groups)]
+        assert event.end_s == pytest.approx(wanted[event.stage, event.microbatch, event.kind], abs=1e-9)
+    ends = [
+        max(e for (s, _, _), e in wanted.items() if shape.group_of(s) == g) + sum(once[s] for s in shape.stages_of(g))
+        for g in range(shape.groups)
+    ]
+    assert found.ends_s.tolist() == pytest.approx(ends, abs=1e-9)
     assert found.step_time_s == pytest.approx(max(ends), abs=1e-9)
 
 
 def test_large_schedules_are_quick() -> None:
-    """64 stages and 512 microbatches, once laid out, take well under a tenth of a second."""
+    """64 stages and 512 microbatches, once laid out, take some milliseconds (5 on the machine it was written on)."""
     shape = Shape("1f1b", 64, 1, 512)
     _uniform(shape)
-    began = process_time()
-    step, _ = _uniform(shape)
+    taken = []
+    for _ in range(5):
+        began = process_time()
+        step, _ = _uniform(shape)
+        taken.append(process_time() - began)
     assert step == 3.0 * (512 + 63)
-    assert process_time() - began < 0.1
+    assert min(taken) < 0.02
 
 
 def test_states_in_backward_passes() -> None:
@@ -130,29 +146,40 @@ def test_states_in_backward_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    "shape", [Shape("interleaved", 2, 2, 8), Shape("interleaved", 4, 3, 8), Shape("1f1b", 3, 1, 7)]
-)
+    "shape",
+    [Shape("interleaved", 2, 2, 8), Shape("interleaved", 4, 3, 8), Shape("1f1b", 3, 1, 7), Shape("zb", 3, 1, 6),
+     Shape("zbv", 3, 2, 7), Shape("dualpipev", 3, 2, 8)],
+)  # fmt: skip
 def test_some_state_covers_every_moment(shape: Shape) -> None:
     """Replaying a device's order, what is held at each backward pass is covered by a state that is reached."""
     for group in range(shape.groups):
-        states = holdings(shape, group)
-        done: set[tuple[int, int, bool]] = set()
+        states, mine = holdings(shape, group), shape.stages_of(group)
+        done: set[tuple[int, int, str]] = set()
         seen = []
-        for work in ORDERS[shape.schedule](shape, group):
-            chunk = work.stage // shape.groups
-            if work.backward:
-                counts = [
-                    sum((c, k, False) in done and (c, k, True) not in done for k in range(shape.num_microbatches))
-                    for c in range(shape.chunks)
-                ]
-                grown = [any((c, k, True) in done for k in range(shape.num_microbatches)) for c in range(shape.chunks)]
-                seen.append(Holding(chunk, tuple(counts), tuple(grown)))
-            done.add((chunk, work.microbatch, work.backward))
+
+        def count(stage: int, has: str, lacks: str, done: set[tuple[int, int, str]] = done) -> int:
+            numbers = range(shape.num_microbatches)
+            return sum((stage, k, has) in done and (stage, k, lacks) not in done for k in numbers)
+
+        for stage, microbatch, kind in works(shape, group):
+            if kind in (Kind.BACKWARD, Kind.INPUT):
+                saved = tuple(count(s, "forward", "back") for s in mine)
+                grown = tuple(any((s, k, "weights") in done for k in range(shape.num_microbatches)) for s in mine)
+                put_off = tuple(count(s, "back", "weights") for s in mine)
+                seen.append(Holding(mine.index(stage), saved, grown, put_off, kind == Kind.INPUT))
+            names = {Kind.BACKWARD: ("back", "weights"), Kind.INPUT: ("back",), Kind.WEIGHT: ("weights",)}
+            done |= {(stage, microbatch, name) for name in names.get(kind, ("forward",))}
+        split = any(state.put_off for state in states)
+        seen = seen if split else [state._replace(put_off=()) for state in seen]
         assert set(states) <= set(seen)
         assert all(any(covers(state, now) for state in states) for now in seen)
 
 
 def covers(state: Holding, other: Holding) -> bool:
     """Whether at least as much is held in a state as in another one of the same chunk."""
-    pairs = zip(state.saved + state.grown, other.saved + other.grown, strict=True)
+    pairs = zip(_amounts(state), _amounts(other), strict=True)
     return state.chunk == other.chunk and all(a >= b for a, b in pairs)
+
+
+def _amounts(state: Holding) -> tuple[int, ...]:
+    return (*state.saved, *state.grown, *state.put_off, state.puts_off)

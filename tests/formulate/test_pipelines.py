@@ -8,7 +8,8 @@ from itertools import combinations, pairwise, product
 import numpy as np
 import pytest
 
-from autopar.cost.schedule import Holding, Shape, holdings, simulate
+from autopar.cost.orders import Shape
+from autopar.cost.schedule import Holding, holdings, simulate
 from autopar.engine.partition import least_step_s
 from autopar.errors import ConfigError, InfeasibleError
 from autopar.formulate.book import Chunk, Seam, StageBook

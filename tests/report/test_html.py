@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from autopar.cost.schedule import Shape, in_flight
+from autopar.cost.orders import Shape
+from autopar.cost.schedule import in_flight
 from autopar.plan import Between, CarriedCosts, LayerCost, PlanRecord
 from autopar.report.held import held_over_time
 from autopar.report.html import write_report

@@ -146,8 +146,7 @@ def test_pipeline_of_equal_stages() -> None:
 def test_zero_bubble_schedules_idle_less(schedule: str) -> None:
     """Schedules that split the backward pass are predicted, with a smaller bubble than 1F1B's."""
     shape, where = gpt(32, 4096, 32), load_cluster("8x8xa100-80gb")
-    plain = layout("tp=8,pp=8,framework=megatron")
-    split = replace(plain, schedule=schedule)
+    plain, split = (layout(f"tp=8,pp=8,framework=megatron,schedule={name}") for name in ("1f1b", schedule))
     bubble, less = (step_time(costs_of(shape, x, where), shipped_constants()).bubble_s for x in (plain, split))
     assert 0 <= less < bubble
 
