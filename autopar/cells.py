@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 
-from autopar.placement import V_SHAPED
+from autopar.schedules import V_SHAPED
 
 
 @dataclass(frozen=True)

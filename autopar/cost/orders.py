@@ -3,7 +3,7 @@
 GPipe (Huang et al., 2019), 1F1B (Narayanan et al., "PipeDream", 2019), interleaved 1F1B (Narayanan et al., "Efficient
 large-scale language model training on GPU clusters", 2021), the zero-bubble schedules ZB-H1 (`zb`, with several chunks
 interleaved) and ZB-V (Qi et al., "Zero bubble pipeline parallelism", 2023) and DualPipeV (DeepSeek-AI, 2024/25).
-With p groups of devices and v chunks of the model on each there are p * v stages, placed as `placement.py` says.
+With p groups of devices and v chunks of the model on each there are p * v stages, placed as `schedules.py` says.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.placement import group_of, stages_of
+from autopar.schedules import group_of, stages_of
 
 Indices = NDArray[np.intp]
 

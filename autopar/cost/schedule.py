@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost.orders import Indices, Kind, Shape, order, works
-from autopar.placement import SPLIT
+from autopar.schedules import SPLIT
 
 Seconds = NDArray[np.float64]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 
 from autopar.errors import ConfigError
-from autopar.placement import V_SHAPED
+from autopar.schedules import V_SHAPED
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb", "zbv", "dualpipev")
 FRAMEWORKS = ("autopar", "megatron", "fsdp", "deepspeed")

@@ -9,7 +9,7 @@ from math import isfinite
 
 from autopar.cluster import Cluster, DeviceFile, Link
 from autopar.errors import ConfigError
-from autopar.placement import V_SHAPED
+from autopar.schedules import V_SHAPED
 from autopar.transformer.dims import Shape
 from autopar.transformer.layout import COMPUTE, MODERN, NARROW, Conventions, Layout
 from autopar.validation.public_models import dims_of

@@ -19,7 +19,7 @@ from torch.distributed.pipelining import (
 from autopar.cells import misfit
 from autopar.cost.orders import Kind, Shape, Work, works
 from autopar.cost.schedule import in_flight, simulate
-from autopar.placement import SPLIT, V_SHAPED
+from autopar.schedules import SPLIT, V_SHAPED
 
 CLASSES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,
