@@ -18,11 +18,9 @@ class Cell:
 
 _ALL = Cell(frozenset({0, 1, 2, 3}), frozenset({"none", "selective", "full"}))
 
-CELLS = {"none": _ALL, "accumulate": _ALL, "gpipe": _ALL, "1f1b": _ALL, "interleaved": _ALL}
+_NAMES = ("none", "accumulate", "gpipe", "1f1b", "interleaved", "zb", "zbv", "dualpipev")
+CELLS = dict.fromkeys(_NAMES, _ALL)
 """What each schedule that can be run allows. Under a pipeline ZeRO 2 and 3 keep whole gradients until the step ends."""
-
-PREDICT_ONLY = ("zb", "zbv", "dualpipev")
-"""Schedules whose time can be predicted, but which are not run."""
 
 ONE_STAGE = ("none", "accumulate")
 """Schedules of plans without a pipeline."""
@@ -41,10 +39,8 @@ def refusal(
     `zero_levels`, `recomputes`: all that any layer uses. `groups` of devices share the stages, by default one each;
     without `num_microbatches` its rules are not looked at.
     """
-    if schedule in PREDICT_ONLY:
-        return f"schedule {schedule}: predict only in this version; gpipe, 1f1b and interleaved are run"
     if schedule not in CELLS:
-        return f"schedule {schedule!r} is not known; it is one of {', '.join((*CELLS, *PREDICT_ONLY))}"
+        return f"schedule {schedule!r} is not known; it is one of {', '.join(CELLS)}"
     groups = stages if groups is None else groups
     return _combined(schedule, zero_levels, recomputes) or misfit(schedule, stages, groups, num_microbatches)
 

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from autopar.cells import CELLS, PREDICT_ONLY, refusal
+from autopar.cells import CELLS, refusal
 
 NONE = frozenset({"none"})
 
 
-@pytest.mark.parametrize("schedule", PREDICT_ONLY)
-def test_schedules_that_are_only_predicted(schedule: str) -> None:
-    """They are refused by name, and what is run is named."""
-    assert f"{schedule}: predict only in this version" in refusal(schedule, {0}, NONE, 4, 8)
-
-
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zb", "zbv", "dualpipev"])
 def test_pipelines_mix_zero_and_recomputation(schedule: str) -> None:
     """Every ZeRO level and every kind of recomputation may meet in one plan."""
-    stages = 8 if schedule == "interleaved" else 4
+    stages = 4 if schedule in ("gpipe", "1f1b", "zb") else 8
     assert not refusal(schedule, {0, 1, 2, 3}, {"none", "selective", "full"}, stages, 8, 4)
 
 
@@ -33,6 +27,10 @@ def test_pipelines_mix_zero_and_recomputation(schedule: str) -> None:
         ("1f1b", 4, 3, 4, "gpipe"),
         ("interleaved", 2, 4, 2, "there are 2"),
         ("interleaved", 4, 5, 2, "a multiple of 2 can"),
+        ("zb", 2, 5, 2, "a multiple of 2 can"),
+        ("zb", 3, 4, 2, "there are 3"),
+        ("zbv", 2, 4, 2, "needs 2 stages for each of 2 groups, not 2"),
+        ("dualpipev", 4, 3, 2, "zbv takes fewer"),
     ],
 )
 def test_refusals_say_what_would_do(schedule: str, stages: int, microbatches: int, groups: int, words: str) -> None:

@@ -164,4 +164,4 @@ def _check_pipeline(record: PlanRecord, graph: OpGraph) -> None:
     count, groups = record.num_microbatches, record.pp_degree
     if reason := refusal(record.schedule, zero, recompute, len(record.stages), count, groups):
         raise EmitError(f"the plan can't be run: {reason}. Make the plan anew.")
-    check_stages(graph, record.stages, groups)
+    check_stages(graph, record.stages, groups, record.schedule)

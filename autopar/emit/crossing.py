@@ -14,6 +14,7 @@ from autopar.emit.route import crossing_layout
 from autopar.errors import PlanError
 from autopar.graph import REPLICATE, Layout, OpGraph, TensorSpec, axes_of, is_even, layout_text, local_shape, unit_of
 from autopar.plan import StagePlan, expanded, prime_sizes
+from autopar.schedules import group_of
 from autopar.shard.cuts import Spot
 
 
@@ -134,8 +135,11 @@ def placeholders(graph: OpGraph, layouts: Mapping[str, Layout], spot: Spot, batc
     return made
 
 
-def check_stages(graph: OpGraph, stages: tuple[StagePlan, ...], groups: int) -> None:
-    """Raise PlanError unless the stages cover all layers in order and stand on `groups` disjoint, equal groups."""
+def check_stages(graph: OpGraph, stages: tuple[StagePlan, ...], groups: int, schedule: str) -> None:
+    """Raise PlanError unless the stages cover all layers in order and stand on `groups` disjoint, equal groups.
+
+    `schedule` says which stage is on which group.
+    """
     teams = [stage.devices for stage in stages[:groups]]
     ends = [stage.first_layer + len(stage.assignment) for stage in stages]
     wrong = []
@@ -143,8 +147,8 @@ def check_stages(graph: OpGraph, stages: tuple[StagePlan, ...], groups: int) -> 
         wrong.append(f"stages start at layers {[s.first_layer for s in stages]} and end before {ends}")
     if len({len(team) for team in teams}) != 1 or len({d for t in teams for d in t}) != sum(map(len, teams)):
         wrong.append(f"groups of devices {teams} are not disjoint and equally large")
-    if any(stage.devices != teams[i % groups] for i, stage in enumerate(stages)):
-        wrong.append(f"stages stand on {[s.devices for s in stages]}, not on {groups} groups in turn")
+    if any(stage.devices != teams[group_of(schedule, i, groups)] for i, stage in enumerate(stages)):
+        wrong.append(f"stages stand on {[s.devices for s in stages]}, not on {groups} groups as {schedule} has them")
     if any(prod(mesh_sizes(stage)) != len(stage.devices) for stage in stages):
         wrong.append(f"meshes of {[mesh_sizes(s) for s in stages]} don't hold the devices")
     if wrong:

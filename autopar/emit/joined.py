@@ -32,18 +32,16 @@ def join(record: PlanRecord, graph: OpGraph, device: torch.device, loss: str) ->
     made: dict[object, StageGroups] = {}
     groups = [made.setdefault((stage.devices, stage.mesh), StageGroups(stage, device)) for stage in stages]
     both = Comparison.of(stages)
-    links = _links(graph, stages, count, feed, both, record.global_microbatch)
+    links = _links(record, graph, feed, both)
     builders = [Builder(record, graph, *each) for each in zip(stages, groups, links, strict=True)]
     _check_tied(builders, both)
-    teams = Teams(graph, stages, count)
+    teams = Teams(graph, stages, count, record.schedule)
     rows = _rows(graph, stages[:count], builders[0], teams.team or 0, loss)
     return builders, rows, Pipeline(graph, record, teams, feed, device)
 
 
-def _links(
-    graph: OpGraph, stages: tuple[StagePlan, ...], count: int, feed: Feed, both: Comparison, batch: int
-) -> list[Link]:
-    first = stages[0]
+def _links(record: PlanRecord, graph: OpGraph, feed: Feed, both: Comparison) -> list[Link]:
+    stages, batch, first = record.stages, record.global_microbatch, record.stages[0]
     arrival = arrival_layouts(graph, place_layers(graph, first)[0].data_axes, len(first.mesh))
     reads = [{n for x in graph.layers[s.first_layer :][: len(s.assignment)] for n in x.params} for s in stages]
     everything = set(graph.params)
@@ -55,7 +53,7 @@ def _links(
             inputs[name] = both.elsewhere(layout, mesh_sizes(first), mesh_sizes(stage), f"input {name}")
         unread = everything.difference(*reads) if k == 0 else set()
         mine = reads[k] | unread
-        before = set().union(*reads[k % count : k : count])
+        before = set().union(*(reads[i] for i in range(k) if stages[i].devices == stage.devices))
         links.append(Link(port, inputs, everything - mine, mine & before, feed, both))
     return links
 

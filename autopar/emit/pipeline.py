@@ -8,16 +8,35 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import (
+    Schedule1F1B,
+    ScheduleDualPipeV,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
 
 from autopar.emit.crossing import Port, placeholders
 from autopar.emit.layers import LayerModule, StageModule
 from autopar.emit.pipeline_stage import LeanStage, leave_gathering_to_hooks
 from autopar.emit.route import Route
+from autopar.emit.split import WeightGradients
 from autopar.emit.teams import Teams
 from autopar.graph import OpGraph, TensorSpec
 from autopar.plan import PlanRecord
 from autopar.shard.cuts import Spot
+
+_SINGLE: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+"""Schedules of one stage on each device, by the plan's name for them."""
+
+_MULTI: dict[str, Any] = {
+    "interleaved": ScheduleInterleaved1F1B,
+    "zb": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
+    "dualpipev": ScheduleDualPipeV,
+}
+"""Those of several, or of one whose backward pass is split."""
 
 
 @dataclass
@@ -49,14 +68,22 @@ class Feed:
 class PipelinedStage(StageModule):
     """One stage of a pipeline: from what it receives and its rank's rows of a microbatch to what it sends on.
 
-    Microbatches come in order; `begin` starts at the first again.
+    Microbatches come in order; `begin` starts at the first again. `late` takes gradients of weights where the schedule
+    makes them apart.
     """
 
     def __init__(
-        self, layers: list[LayerModule], route: Route, graph: OpGraph, port: Port, feed: Feed, spot: Spot
+        self,
+        layers: list[LayerModule],
+        route: Route,
+        graph: OpGraph,
+        port: Port,
+        feed: Feed,
+        spot: Spot,
+        late: WeightGradients | None = None,
     ) -> None:
         super().__init__(layers, route)
-        self.port, self.spot = port, spot
+        self.port, self.spot, self.late = port, spot, late
         self._feed = feed
         self._flows = {n: graph.values[n].requires_grad for n in port.sends}
         self._next = 0
@@ -125,17 +152,16 @@ class Pipeline:
         received = tuple(placeholders(self._graph, port.receives, stage.spot, batch))
         sent = tuple(placeholders(self._graph, port.sends, stage.spot, batch))
         count = len(self._record.stages)
-        return LeanStage(stage, port.number, count, self._device, received, sent, group=self.teams.line)
+        return LeanStage(stage, stage.late, port.number, count, self._device, received, sent, self.teams.line)
 
     def _scheduled(self, stages: list[LeanStage]) -> Any:
         # Losses are weighted already: gradients are sums over microbatches.
         count, options = self._record.num_microbatches, {"loss_fn": self._weighted, "scale_grads": False}
-        if self._record.schedule == "interleaved":
-            schedule = ScheduleInterleaved1F1B(stages, count, **options)  # type: ignore[arg-type]
-            leave_gathering_to_hooks(schedule)
-            return schedule
-        kind = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[self._record.schedule]
-        return kind(stages[0], count, **options)  # type: ignore[arg-type]
+        if self._record.schedule in _SINGLE:
+            return _SINGLE[self._record.schedule](stages[0], count, **options)
+        schedule = _MULTI[self._record.schedule](stages, count, **options)
+        leave_gathering_to_hooks(schedule)
+        return schedule
 
     def _weighted(self, loss: Tensor | tuple[Tensor, ...], number: Tensor) -> Tensor:
         loss = loss if isinstance(loss, Tensor) else loss[0]

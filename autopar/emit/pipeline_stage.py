@@ -5,21 +5,38 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.distributed import P2POp
+from torch import Tensor, nn
+from torch.distributed import P2POp, ProcessGroup
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import PipelineStage
 
+from autopar.emit.split import WeightGradients
 from autopar.emit.torch_private import RESHARD, UNSHARD, backward_of_stage
 
 
 class LeanStage(PipelineStage):
-    """Torch's stage but for two things.
+    """Torch's stage but for three things.
 
     Torch allocates buffers for all microbatches at once: here one lives from when its microbatch is received to when
-    its backward is done. And torch keeps FSDP's parameters gathered from the first backward to the step's end: here
-    each layer's are freed as it says; gradients are whole until the step ends all the same.
+    its backward is done. Torch keeps FSDP's parameters gathered from the first backward to the step's end: here
+    each layer's are freed as it says; gradients are whole until the step ends all the same. And torch splits a backward
+    pass by keeping all of its graph: here `late` says what waits (`split.py`).
     """
+
+    def __init__(
+        self,
+        stage: nn.Module,
+        late: WeightGradients | None,
+        number: int,
+        count: int,
+        device: torch.device,
+        received: tuple[Tensor, ...],
+        sent: tuple[Tensor, ...],
+        line: ProcessGroup | None,
+    ) -> None:
+        dw_builder = late.take if late else None
+        super().__init__(stage, number, count, device, received, sent, group=line, dw_builder=dw_builder)
+        self._late = late
 
     def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
         return self._without_memory(super()._prepare_forward_infra, *args, **kwargs)
@@ -44,13 +61,45 @@ class LeanStage(PipelineStage):
         self._allocate(self.grad_recv_info.get(bwd_chunk_id, ()))
         return super().get_bwd_recv_ops(bwd_chunk_id)
 
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
-        """The backward of a microbatch, after which its buffers are let go."""
-        super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
+        """The backward of a microbatch, after which its buffers are let go, or its first half."""
+        if self._late:
+            self._late.on = not full_backward
+        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         if self.has_backward:
-            self._empty(self.args_recv_info[bwd_chunk_id])
-            self._release(self.args_recv_info[bwd_chunk_id])
             self._release(self.grad_recv_info.get(bwd_chunk_id, ()))
+            if full_backward:
+                self._let_go(bwd_chunk_id)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        """The second half."""
+        super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+        if self.has_backward:
+            self._let_go(bwd_chunk_id)
+
+    def _let_go(self, chunk_id: int) -> None:
+        """Let what was received go; what a stage of this rank made is that stage's own."""
+        infos = self.args_recv_info[chunk_id]
+        if not (self.is_first or self._is_same_rank(self.stage_index - 1)):
+            self._empty(infos)
+        self._release(infos)
+
+    def get_local_bwd_output(self, mb_index: int) -> Any:
+        """The gradients for a stage of this rank before this one; none without a backward pass, as torch forgets."""
+        return super().get_local_bwd_output(mb_index) if self.has_backward else ()
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
+        """The gradients from a stage of this rank behind this one: zeros where none came."""
+        if not self.has_backward:
+            return
+        given = zip(self.grad_recv_info[mb_index], next_stage_bwd_outputs, strict=True)
+        filled = [
+            torch.zeros_like(info.buffer, device=self.device) if found is None and info.buffer is not None else found
+            for info, found in given
+        ]
+        super().set_local_bwd_input(tuple(filled), mb_index)
 
     def _allocate(self, infos: Any) -> None:
         for info in infos:
@@ -79,7 +128,7 @@ class LeanStage(PipelineStage):
         return backward_of_stage(bwd_kwargs), None
 
 
-def leave_gathering_to_hooks(schedule: ScheduleInterleaved1F1B) -> None:
+def leave_gathering_to_hooks(schedule: Any) -> None:
     """Let FSDP's hooks gather and free parameters layer by layer, where the schedule would gather whole stages."""
     schedule.register_custom_function(UNSHARD, _note_gathered)
     schedule.register_custom_function(RESHARD, _note_freed)

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from autopar.emit.groups import StageGroups
 from autopar.emit.opaque import OpaqueCall, drawn
+from autopar.emit.split import SplitProduct, WeightGradients
 from autopar.graph import DeviceArg, Dtype, Layout, Ref, TensorSpec
 from autopar.shard import collectives, kernels
 from autopar.shard.localize import (
@@ -27,6 +28,7 @@ from autopar.shard.localize import (
     local_call,
 )
 from autopar.shard.program import Call, Program, Relayout, Step, made_by, read_by
+from autopar.shard.put_off import product_with_weight
 from autopar.shard.relayout import plan_moves
 from autopar.trace.opaque import OPAQUE
 from autopar.trace.randomness import draws, draws_whole
@@ -38,23 +40,33 @@ Submodule: TypeAlias = Callable[[str], nn.Module]
 class ProgramCode:
     """A lowered layer as code, built for each global microbatch size when it is first met.
 
-    `submodule` gives those submodules that run as one operator.
+    `submodule` gives those submodules that run as one operator; `gradients` takes those of weights in a split backward
+    pass.
 
     The code takes what dropout draws its masks by (`kernels.dropout`), then parameters, buffers and inputs in the order
     of the program, all local, and returns its outputs.
     """
 
-    def __init__(self, program: Program, groups: StageGroups, submodule: Submodule = lambda _: nn.Module()) -> None:
+    def __init__(
+        self,
+        program: Program,
+        groups: StageGroups,
+        submodule: Submodule = lambda _: nn.Module(),
+        gradients: WeightGradients | None = None,
+    ) -> None:
         self.program = program
         self._groups = groups
         self._submodule = submodule
+        self._gradients = gradients
         self._built: dict[tuple[int, bool], fx.GraphModule] = {}
 
     def at(self, batch: int, training: bool) -> fx.GraphModule:
         """The code at a global microbatch of `batch` samples; outside training dropout does nothing."""
         key = (batch, training)
         if key not in self._built:
-            self._built[key] = _Writer(self.program, batch, self._groups, training, self._submodule).write()
+            self._built[key] = _Writer(
+                self.program, batch, self._groups, training, self._submodule, self._gradients
+            ).write()
         return self._built[key]
 
 
@@ -90,9 +102,17 @@ class Region(nn.Module):
 class _Writer:
     """Writes the graph of a program, or of one of its regions, step by step."""
 
-    def __init__(self, program: Program, batch: int, groups: StageGroups, training: bool, submodule: Submodule) -> None:
+    def __init__(
+        self,
+        program: Program,
+        batch: int,
+        groups: StageGroups,
+        training: bool,
+        submodule: Submodule,
+        gradients: WeightGradients | None,
+    ) -> None:
         self.program, self.batch, self.groups, self.training = program, batch, groups, training
-        self.submodule = submodule
+        self.submodule, self.gradients = submodule, gradients
         self.graph = fx.Graph()
         self.nodes: dict[str, fx.Node] = {}
         self.root = nn.Module()
@@ -125,7 +145,7 @@ class _Writer:
     def _region(self, region: range) -> None:
         told = (DRAW,) if any(is_told(self.program.steps[i]) for i in region) else ()
         reads, makes = (*told, *self.program.entering(region)), self.program.leaving(region)
-        writer = _Writer(self.program, self.batch, self.groups, self.training, self.submodule)
+        writer = _Writer(self.program, self.batch, self.groups, self.training, self.submodule, self.gradients)
         code = writer._write("Region", reads, region, makes)
         name = f"region_{region.start}"
         self.root.add_module(name, Region(code))
@@ -171,6 +191,10 @@ class _Writer:
             return self.graph.call_module(step.op.name, (draw, *self._argument(tensors)))
         if draws_whole(step.op):
             return self.graph.call_function(drawn, (self.nodes[DRAW], step.op.name, call.target, args, kwargs))
+        roles = product_with_weight(step, self.program)
+        if roles and self.gradients and self.training:
+            self.root.add_module(step.op.name, SplitProduct(aten(call.target), roles, self.gradients))
+            return self.graph.call_module(step.op.name, args)
         if not step.kernel:
             return self.graph.call_function(aten(call.target), args, kwargs)
         info = call_info(step, self.program, self.batch, self.groups.name, place)

@@ -18,9 +18,11 @@ from autopar.emit.parameters import StageParameter, local
 from autopar.emit.pipeline import Feed, PipelinedStage
 from autopar.emit.program import ProgramCode, Submodule
 from autopar.emit.route import Visit, plan_route
+from autopar.emit.split import WeightGradients
 from autopar.emit.storage import Storage, parameter_uses, plan_storage, shard
 from autopar.graph import REPLICATE, Layer, Layout, OpGraph
 from autopar.plan import LayerStrategy, PlanRecord, StagePlan
+from autopar.schedules import SPLIT
 from autopar.shard.localize import groups_of
 from autopar.shard.lower import lower_layer
 from autopar.shard.program import Program
@@ -181,11 +183,13 @@ class Builder:
     ) -> tuple[StageModule, Held]:
         """The stage on this rank, and where FSDP's parameters are held."""
         codes: dict[int, ProgramCode] = {}
+        late = WeightGradients() if self.record.schedule in SPLIT else None
         modules = []
         for i, placement in enumerate(self.placements):
-            code = codes.setdefault(id(placement.program), ProgramCode(placement.program, self.groups, submodule))
+            program = placement.program
+            code = codes.setdefault(id(program), ProgramCode(program, self.groups, submodule, late))
             modules.append(LayerModule(self.stage.first_layer + i, code))
-        stage = self._stage_module(modules)
+        stage = self._stage_module(modules, late)
         shared = shared_parameters(self.placements)
         held: Held = {}
         for placement, layer in zip(self.placements, modules, strict=True):
@@ -202,10 +206,10 @@ class Builder:
             self._fully_shard(stage, modules, held)
         return stage, held
 
-    def _stage_module(self, modules: list[LayerModule]) -> StageModule:
+    def _stage_module(self, modules: list[LayerModule], late: WeightGradients | None) -> StageModule:
         if self.link is None:
             return StageModule(modules, self.route)
-        return PipelinedStage(modules, self.route, self.graph, self.link.port, self.link.feed, self.spot)
+        return PipelinedStage(modules, self.route, self.graph, self.link.port, self.link.feed, self.spot, late)
 
     def _hold(self, holder: ParameterHolder, storage: Storage) -> str:
         tensor = torch.empty(self._compute_shape(storage), dtype=storage.dtype, device="meta")

@@ -13,6 +13,7 @@ from autopar.emit.groups import make_groups
 from autopar.emit.parameters import local
 from autopar.graph import OpGraph
 from autopar.plan import StagePlan
+from autopar.schedules import group_of
 
 
 class Teams:
@@ -21,13 +22,13 @@ class Teams:
     Making them is collective over the whole job. `team` is the number of this rank's team, None on an idle rank.
     """
 
-    def __init__(self, graph: OpGraph, stages: tuple[StagePlan, ...], count: int) -> None:
+    def __init__(self, graph: OpGraph, stages: tuple[StagePlan, ...], count: int, schedule: str) -> None:
         rank = dist.get_rank()
         teams = [stage.devices for stage in stages[:count]]
         self.team = next((i for i, team in enumerate(teams) if rank in team), None)
         self.everyone = make_groups([sorted(d for team in teams for d in team)])
         self.line = make_groups(list(zip(*teams, strict=True)))
-        self._holders = holders(graph, stages, count)
+        self._holders = holders(graph, stages, count, schedule)
         sharing = sorted({ids for ids in self._holders.values() if len(ids) > 1})
         self._tied = {ids: make_groups(list(zip(*(teams[i] for i in ids), strict=True))) for ids in sharing}
 
@@ -50,11 +51,11 @@ class Teams:
             buckets.all_reduce([gradients[n] for n in names], group)
 
 
-def holders(graph: OpGraph, stages: tuple[StagePlan, ...], count: int) -> dict[str, tuple[int, ...]]:
+def holders(graph: OpGraph, stages: tuple[StagePlan, ...], count: int, schedule: str) -> dict[str, tuple[int, ...]]:
     """The teams that hold each parameter: those with a layer that reads it, the first where none does."""
     found: dict[str, set[int]] = {name: set() for name in graph.params}
     for i, stage in enumerate(stages):
         for layer in graph.layers[stage.first_layer :][: len(stage.assignment)]:
             for name in layer.params:
-                found[name].add(i % count)
+                found[name].add(group_of(schedule, i, count))
     return {name: tuple(sorted(ids)) or (0,) for name, ids in found.items()}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 
-from autopar.cells import PREDICT_ONLY, refusal
+from autopar.cells import refusal
 from autopar.cost.orders import Shape
 from autopar.cost.pricer import Pricer
 from autopar.cost.roofline import RooflinePricer, flop_rate
@@ -25,6 +25,7 @@ from autopar.formulate.stages import Units, block_indices, even_cuts
 from autopar.formulate.tables import Setting
 from autopar.graph import OpGraph
 from autopar.plan import MeshAxis
+from autopar.schedules import SPLIT
 
 SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("gpipe", 1))
 """Schedules that are searched, with the chunks of the model on each group of devices. More chunks than two gained less
@@ -122,7 +123,7 @@ class Pipelines:
         if config.virtual_stages > 1 and schedule == "1f1b":
             schedule = "interleaved"
         shape = Shape(schedule, groups, config.virtual_stages, count)
-        if schedule in PREDICT_ONLY:
+        if schedule in SPLIT:
             raise ConfigError(f"schedule={schedule}: not supported in this version; give gpipe, 1f1b or interleaved")
         reason = refusal(schedule, {config.zero}, {config.recompute.split(":")[0]}, shape.stages, count, groups)
         if reason:

@@ -180,8 +180,8 @@ def test_idle_ranks_return_the_loss(pool: Pool) -> None:
 def refused(graph: OpGraph) -> None:
     record = staged(graph, ("dp=1", "dp=1"), (3, 3), "1f1b", 4)
     model = example("skips")[0]
-    with pytest.raises(EmitError, match="zb: predict only"):
-        emit(replace(record, schedule="zb"), graph, model, device="cpu")
+    with pytest.raises(EmitError, match="zbv needs 2 stages for each of 2 groups, not 2"):
+        emit(replace(record, schedule="zbv"), graph, model, device="cpu")
     with pytest.raises(EmitError, match="1f1b needs a microbatch for each"):
         emit(replace(record, num_microbatches=1), graph, model, device="cpu")
     with pytest.raises(PlanError, match="start at layers"):
@@ -192,7 +192,7 @@ def refused(graph: OpGraph) -> None:
 
 
 def test_refusals(pool: Pool) -> None:
-    """Schedules that are not run, too few microbatches, wrong stages, and `pm(...)` are refused with the remedy."""
+    """Stages that don't suit the schedule, too few microbatches, gaps, and `pm(...)` are refused with the remedy."""
     pool.run(2, refused, traced("skips"))
 
 

@@ -10,6 +10,7 @@ from autopar.formulate.config import ManualConfig
 from autopar.formulate.planner import Planner
 from autopar.graph import OpGraph
 from autopar.plan import POLICIES, PlanRecord, Request, StagePlan
+from autopar.schedules import group_of
 
 
 def one_stage(graph: OpGraph, text: str, devices: int, global_batch: int, dtype: str = "fp64") -> PlanRecord:
@@ -29,7 +30,7 @@ def staged(
     global_batch: int = 16,
     dtype: str = "fp64",
 ) -> PlanRecord:
-    """A pipeline whose stage i has `counts[i]` layers, run as configuration `texts[i % groups]` of a group says.
+    """A pipeline whose stage i has `counts[i]` layers, run as the configuration of its group says.
 
     There are as many groups of devices as `texts`.
     """
@@ -37,7 +38,8 @@ def staged(
     plans = [one_stage(graph, text, group_size, global_batch, dtype) for text in texts]
     stages: list[StagePlan] = []
     for k, count in enumerate(counts):
-        stage = cut(plans[k % groups].stages[0], sum(counts[:k]), count, (k % groups) * group_size)
+        group = group_of(schedule, k, groups)
+        stage = cut(plans[group].stages[0], sum(counts[:k]), count, group * group_size)
         stages.append(taking(stage, stages[-1]) if stages else stage)
     return replace(
         plans[0], request=replace(plans[0].request, devices=groups * group_size), stages=tuple(stages),

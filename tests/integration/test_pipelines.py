@@ -21,6 +21,11 @@ CELLS: dict[str, tuple[int, tuple[str, ...], tuple[int, ...], str, int]] = {
     "pp 2, dp 2 then tp 2": (2, ("dp=2", "tp=2"), (3, 3), "gpipe", 4),
     "pp 2 x dp 4, another mesh": (4, ("dp=4", "dp=4,layers=0:tp=2"), (4, 2), "1f1b", 2),  # block 0 is of the other
     "interleaved 2 x 2": (1, ("dp=1", "dp=1"), (2, 1, 1, 2), "interleaved", 4),
+    "zb 2 x zero-3 2": (2, ("dp=2,zero=3",) * 2, (3, 3), "zb", 4),
+    "zb 2 x 2": (1, ("dp=1",) * 2, (2, 1, 1, 2), "zb", 8),
+    "zbv 2 x tp 2": (2, ("tp=2",) * 2, (2, 1, 1, 2), "zbv", 2),
+    "zbv, dp 2 then tp 2": (2, ("dp=2", "tp=2"), (2, 1, 1, 2), "zbv", 4),
+    "dualpipev 2 x zero-2 2": (2, ("dp=2,zero=2",) * 2, (2, 1, 1, 2), "dualpipev", 4),
 }
 """Ranks of a group, configuration of each group, layers of each stage (the last has all that are left), schedule,
 microbatches."""
@@ -28,8 +33,18 @@ microbatches."""
 
 def _is_quick(name: str, cell: str, recompute: str) -> bool:
     """Which cases are tried whenever anything changes."""
+    if cell.startswith(("zb", "dual")):
+        return (name, cell, recompute) in SPLIT
     return name in QUICK and (recompute != "selective" or (name, cell) in SELECTIVE)
 
+
+SPLIT = {
+    ("deep gpt", "zb 2 x zero-3 2", "full"),
+    ("deep gpt", "zb 2 x 2", "none"),
+    ("deep llama", "zbv 2 x tp 2", "selective"),
+    ("skips", "zbv, dp 2 then tp 2", "none"),
+    ("deep llama", "dualpipev 2 x zero-2 2", "full"),
+}
 
 SELECTIVE = {("deep gpt", "pp 2 x tp 2"), ("deep gpt", "interleaved 2 x 2"), ("deep llama", "pp 2, dp 2 then tp 2")}
 QUICK = ("deep gpt", "deep llama", "skips")
@@ -39,7 +54,7 @@ CASES = [
     for cell in CELLS
     for recompute in ("none", "full", "selective")
     # A tied parameter can't be whole in one stage and cut up in another: refused, see `tests/emit/test_pipeline.py`.
-    if name not in ("deep gpt", "deep bert") or cell != "pp 2, dp 2 then tp 2"
+    if name not in ("deep gpt", "deep bert") or "dp 2 then tp 2" not in cell
 ]
 
 
@@ -59,6 +74,22 @@ def test_pipeline_is_exact(pool: Pool, name: str, cell: str, recompute: str) -> 
     counts = (*counts[:-1], len(graph.layers) - sum(counts[:-1]))
     record = staged(graph, texts, counts, schedule, microbatches, group_size)
     report = pool.run(group_size * len(texts), check, record, graph, name)[0]
+    assert not report["missing_gradients"]
+    assert report["largest"] < 1e-9, report
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("zero", ["0", "1", "2", "3", "3 and 0", "2 and 1"])
+@pytest.mark.parametrize("schedule", ["zb", "zbv", "dualpipev"])
+def test_split_pipelines_take_any_zero_level(pool: Pool, schedule: str, zero: str, recompute: str) -> None:
+    """Every ZeRO level and recomputation, and mixes of both in a stage, under schedules of a split backward pass."""
+    graph = traced("deep gpt")
+    first, _, other = zero.partition(" and ")
+    mixed = f",layers=1-2:zero={other}+recompute=none" if other else ""
+    counts = (3, len(graph.layers) - 3) if schedule == "zb" else (2, 1, 1, len(graph.layers) - 4)
+    record = staged(graph, (f"dp=2,zero={first},recompute={recompute}{mixed}",) * 2, counts, schedule, 4, 2)
+    report = pool.run(4, check, record, graph, "deep gpt")[0]
     assert not report["missing_gradients"]
     assert report["largest"] < 1e-9, report
 
