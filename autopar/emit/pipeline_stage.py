@@ -88,7 +88,7 @@ class LeanStage(PipelineStage):
 
     def get_local_bwd_output(self, mb_index: int) -> Any:
         """The gradients for a stage of this rank before this one; none without a backward pass, as torch forgets."""
-        return super().get_local_bwd_output(mb_index) if self.has_backward else ()
+        return super().get_local_bwd_output(mb_index) if self.has_backward else ()  # type: ignore[no-untyped-call]
 
     def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
         """The gradients from a stage of this rank behind this one: zeros where none came."""

@@ -53,7 +53,8 @@ class SplitProduct(nn.Module):
 
     def forward(self, *operands: Tensor) -> Tensor:
         """The product."""
-        return _Product.apply(*self._given, *operands)  # type: ignore[no-any-return, no-untyped-call]
+        made: Tensor = _Product.apply(*self._given, *operands)  # type: ignore[no-untyped-call]
+        return made
 
 
 class _Product(torch.autograd.Function):
@@ -72,7 +73,8 @@ class _Product(torch.autograd.Function):
 
         def for_weight() -> Tensor:
             left, right = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])
-            return left.t() @ right if roles.turned else right.t() @ left
+            made: Tensor = left.t() @ right if roles.turned else right.t() @ left
+            return made
 
         if wanted[roles.x]:
             found[3 + roles.x] = gradient @ (weight if roles.turned else weight.t())
