@@ -12,18 +12,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autopar.api import Plan, estimate, optimize, plan, register_rule, verify
+    from autopar.checkpoints import Checkpoints, load_safetensors
     from autopar.cluster import Cluster
     from autopar.formulate.config import ManualConfig
 
 __version__ = "0.1.0"
 
-__all__ = ["Cluster", "ManualConfig", "Plan", "__version__", "estimate", "optimize", "plan", "register_rule", "verify"]
+__all__ = [
+    "Checkpoints", "Cluster", "ManualConfig", "Plan", "__version__", "estimate", "load_safetensors", "optimize", "plan",
+    "register_rule", "verify",
+]  # fmt: skip
 
 _HOMES = {
+    "Checkpoints": "autopar.checkpoints",
     "Cluster": "autopar.cluster",
     "ManualConfig": "autopar.formulate.config",
     "Plan": "autopar.api",
     "estimate": "autopar.api",
+    "load_safetensors": "autopar.checkpoints",
     "optimize": "autopar.api",
     "plan": "autopar.api",
     "register_rule": "autopar.api",

@@ -1,4 +1,4 @@
-"""Pipelines on real processes: microbatches, weights, ties, checkpoints, clipping, idle ranks, refusals, hangs."""
+"""Pipelines on real processes: microbatches, weights, ties, clipping, idle ranks, refusals, hangs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
-from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
 
 from autopar.emit.build import emit
 from autopar.emit.module import ParallelModule
@@ -133,33 +131,6 @@ def test_tied_parameters_stay_equal(pool: Pool) -> None:
     """The copies of a tied parameter that several stages hold are the same after some steps."""
     graph = traced("deep gpt")
     pool.run(4, optimise, staged(graph, ("dp=2,zero=3",) * 2, (3, 3), "1f1b", 4, 2), graph, "deep gpt")
-
-
-def save(record: PlanRecord, graph: OpGraph, name: str, folder: str) -> None:
-    pm = emit(record, graph, example(name)[0], device="cpu")
-    save_checkpoint(pm.state_dict(), checkpoint_id=folder)
-
-
-def load(record: PlanRecord, graph: OpGraph, name: str, folder: str) -> None:
-    pm, full = emit(record, graph, example(name)[0], device="cpu"), batch(name)
-    loss, model = reference(name, full)
-    with torch.no_grad():
-        for parameter in pm.parameters():
-            parameter.zero_()
-    state = pm.state_dict()
-    load_checkpoint(state, checkpoint_id=folder)
-    pm.load_state_dict(state)
-    torch.testing.assert_close(pm.train_step(**rows(pm, full)), loss, rtol=1e-12, atol=0)
-    values = dict(model.state_dict())
-    assert all(whole(t).equal(values[n]) for n, t in pm.state_dict().items())
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_checkpoint_into_another_pipeline(pool: Pool, name: str, tmp_path: Path) -> None:
-    """A checkpoint of one pipeline is loaded by another of other cuts, schedule and ZeRO level."""
-    graph = traced(name)
-    pool.run(4, save, staged(graph, ("dp=2,zero=3",) * 2, (2, 4), "1f1b", 4, 2), graph, name, str(tmp_path))
-    pool.run(4, load, staged(graph, ("dp=1",) * 4, (1, 2, 2, 1), "gpipe", 4), graph, name, str(tmp_path))
 
 
 def idle(record: PlanRecord, graph: OpGraph) -> None:

@@ -1,0 +1,207 @@
+"""A folder of checkpoints, of which the newest whole one outlives whatever happens to a save."""
+
+from __future__ import annotations
+
+import shutil
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
+
+from autopar.checkpoints.states import mismatches, optimizer_entries, optimizer_places, put_optimizer
+from autopar.errors import ConfigError, EmitError
+
+UNFINISHED, REPLACED = ".unfinished-", ".replaced-"
+OWN = ("model", "optimizer", "steps")
+
+
+class Checkpoints:
+    """The checkpoints `step-N` in `folder`, of which the last `keep` are kept.
+
+    Making it, `save`, `load` and `wait` are collective over the job; its ranks see one file system. A checkpoint is
+    written beside its place and renamed when all of it is there, so a save that is killed leaves those before it as
+    they were. Whatever plan it was saved under, it loads under any other and into the plain model, bit for bit.
+    `model` is a ParallelModule or the model itself, `more` are further things with `state_dict` and `load_state_dict`
+    (schedulers, data loaders) that are the same on all ranks.
+    """
+
+    def __init__(self, folder: str | Path, keep: int = 2) -> None:
+        if keep < 1:
+            raise ConfigError(f"keep={keep}: give how many checkpoints are kept, 1 or more")
+        self.folder, self.keep = Path(folder), keep
+        # A group of its own: what is saved in the background must not mix with what training sends.
+        self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
+        self._running: Future[None] | None = None
+        if self._first:
+            self._mend()
+
+    def steps(self) -> list[int]:
+        """The steps of which there is a whole checkpoint, the newest last."""
+        names = [p.parent.name.removeprefix("step-") for p in self.folder.glob("step-*/.metadata")]
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    def save(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        asynchronous: bool = False,
+        **more: Any,
+    ) -> None:
+        """Save as the checkpoint of `step`.
+
+        With `asynchronous` the values are copied and written in the background; the next save, or `wait`, waits for it.
+        """
+        self._check_names(more)
+        self.wait()
+        state = {"model": dict(model.state_dict()), "steps": getattr(model, "steps", step), **more}
+        state |= {"optimizer": optimizer_entries(model, optimizer)} if optimizer is not None else {}
+        unfinished = self._path(step, UNFINISHED)
+        if self._first:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
+        if asynchronous and self._group is not None:
+            saving: Any = async_save(state, checkpoint_id=unfinished, process_group=self._group)
+            running = self._running = Future[None]()
+            saving.add_done_callback(lambda saved: self._finish_running(saved, step, running))
+            return
+        save(state, checkpoint_id=unfinished, process_group=self._group, no_dist=self._group is None)
+        self._finish(step)
+        self._meet()
+
+    def wait(self) -> None:
+        """Return when nothing is being saved any more. Raises what went wrong in the background."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.result()
+            self._meet()
+
+    def load(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, step: int | None = None, **more: Any
+    ) -> int | None:
+        """Load the checkpoint of `step`, by default the newest; returns its step, None where there is none yet.
+
+        Nothing is changed, and EmitError raised, where it is damaged or holds another model's or optimizer's values.
+        The optimizer's options (learning rate and so on) become those that were saved.
+        """
+        self._check_names(more)
+        self.wait()
+        steps = self.steps()
+        step = self._agreed(step if step is not None else steps[-1] if steps else None)
+        if step is None:
+            return None
+        path = self._path(step)
+        state: dict[str, Any] = {"model": dict(model.state_dict()), "steps": 0, **more}
+        self._together(self._fit, path, state, model, optimizer)
+        try:
+            load(state, checkpoint_id=path, process_group=self._group, no_dist=self._group is None)
+        except (CheckpointException, OSError, RuntimeError, ValueError) as error:
+            raise EmitError(f"{path}: can't be loaded: {error}. Load another, with step=.") from error
+        if optimizer is not None:
+            put_optimizer(model, optimizer, state["optimizer"])
+        if hasattr(model, "steps"):
+            model.steps = state["steps"]
+        return step
+
+    # --- how --------------------------------------------------------------------------------------------------------
+
+    @property
+    def _first(self) -> bool:
+        return self._group is None or dist.get_rank() == 0
+
+    def _path(self, step: int, prefix: str = "") -> Path:
+        return self.folder / f"{prefix}step-{step}"
+
+    def _check_names(self, more: dict[str, Any]) -> None:
+        if taken := sorted({*more} & {*OWN}):
+            raise ConfigError(f"{', '.join(taken)}: names that checkpoints use themselves; give others")
+
+    def _mend(self) -> None:
+        """Put back checkpoints whose replacement was killed between two renames."""
+        for replaced in self.folder.glob(f"{REPLACED}step-*"):
+            place = self.folder / replaced.name.removeprefix(REPLACED)
+            if not place.exists():
+                replaced.rename(place)
+
+    def _finish_running(self, saved: Future[Any], step: int, running: Future[None]) -> None:
+        """In the background: finish, then let `wait` go on."""
+        try:
+            saved.result()
+            self._finish(step)
+        except BaseException as error:
+            running.set_exception(error)
+        else:
+            running.set_result(None)
+
+    def _finish(self, step: int) -> None:
+        """Put the checkpoint of `step`, which is whole, in its place, and remove old ones."""
+        if not self._first:
+            return
+        place, replaced = self._path(step), self._path(step, REPLACED)
+        if place.exists():
+            place.rename(replaced)
+        self._path(step, UNFINISHED).rename(place)
+        shutil.rmtree(replaced, ignore_errors=True)
+        for old in self.steps()[: -self.keep]:
+            shutil.rmtree(self._path(old), ignore_errors=True)
+
+    def _meet(self) -> None:
+        if self._group is not None:
+            dist.barrier(self._group)
+
+    def _agreed(self, step: int | None) -> int | None:
+        """Rank 0's `step`."""
+        told = [step]
+        if self._group is not None:
+            dist.broadcast_object_list(told, 0, group=self._group)
+        return told[0]
+
+    def _together(self, work: Any, *arguments: Any) -> None:
+        """Do `work` on every rank; where it fails on any, raise that on all, as others would wait for it."""
+        failed: EmitError | None = None
+        try:
+            work(*arguments)
+        except EmitError as error:
+            failed = error
+        every: list[Any] = [failed]
+        if self._group is not None:
+            every = [None] * self._group.size()
+            dist.all_gather_object(every, failed, group=self._group)
+        for one in every:
+            if one is not None:
+                raise one
+
+    def _fit(
+        self, path: Path, state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer | None
+    ) -> None:
+        """Raise EmitError unless the checkpoint is whole and fits; adds what the optimizer is loaded into."""
+        stored = _read(path)
+        if optimizer is not None:
+            own = {k.removeprefix("optimizer."): v for k, v in stored.items() if k.startswith("optimizer.")}
+            state["optimizer"] = optimizer_places(model, optimizer, own)
+        wrong = mismatches({f"model.{n}": t for n, t in state["model"].items()}, stored)
+        if wrong:
+            raise EmitError(f"{path} is no checkpoint of this model: {'; '.join(wrong[:8])}.")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What the checkpoint at `path` holds, by name. Raises EmitError where something of it is missing."""
+    try:
+        metadata = FileSystemReader(path).read_metadata()
+        ends: dict[str, int] = {}
+        for place in (metadata.storage_data or {}).values():
+            ends[place.relative_path] = max(ends.get(place.relative_path, 0), place.offset + place.length)
+        short = [n for n, end in ends.items() if not (path / n).is_file() or (path / n).stat().st_size < end]
+    except Exception as error:  # a damaged pickle may raise anything
+        raise EmitError(f"{path}: can't be read as a checkpoint ({error}). Load another, with step=.") from error
+    if short:
+        raise EmitError(f"{path} is damaged: {', '.join(short[:8])} missing or cut off. Load another, with step=.")
+    return dict(metadata.state_dict_metadata)
