@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autopar.shard.attention import causal_attention
 from autopar.shard.batch_norm import split_batch_norm
 from autopar.shard.collectives import all_reduce
 from autopar.shard.localize import CallInfo
@@ -130,6 +131,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "mean": mean,
     "mean_loss": mean,
     "dropout": dropout,
+    "causal_attention": causal_attention,
 }
 """The kernels by the name that rules give."""
 

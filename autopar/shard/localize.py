@@ -201,8 +201,10 @@ def encode_recuts(call: Call, program: Program, batch: int, group_name: GroupNam
 
 
 def _localise_sizes(call: Call, program: Program, batch: int, place: tuple[int, ...]) -> Op:
-    """The op with the argument that gives its result's shape made local."""
+    """The op with the argument that gives its result's shape made local; split queries are not causal by number."""
     op = call.op
+    if call.kernel == "causal_attention":
+        return _with_argument(op, 5, "is_causal", False)
     name = op.target.split(".")[1] if op.target.startswith("aten.") and not op.target.endswith(".dtype") else ""
     if name not in SIZES_AT and name != "unflatten":
         return op

@@ -216,9 +216,16 @@ def normalised(site: Site) -> str:
 
 
 def attention(site: Site) -> str:
-    """Scaled dot product attention: batch and heads (grouped: what both counts share), queries unless causal."""
-    query = "_" if site.argument(5, "is_causal", False) else "q"
-    return f"... {query} _, ... _ _, ... _ _, ... {query} _ -> ... {query} _"
+    """Scaled dot product attention: batch, heads (grouped: what both counts share) and queries.
+
+    Causal queries see keys up to their own place, so a kernel needs to know where a rank's queries begin.
+    """
+    if not site.argument(5, "is_causal", False):
+        return "... q _, ... _ _, ... _ _, ... q _ -> ... q _"
+    query, note = "_", ""
+    if site.operands[0].shape[-2] == site.operands[1].shape[-2]:
+        query, note = "q", " | q: causal_attention, q!"
+    return f"... {query} _, ... _ _, ... _ _, ... {query} _ -> ... {query} _{note}"
 
 
 def embedding(site: Site) -> str | None:

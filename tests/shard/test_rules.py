@@ -104,7 +104,7 @@ def test_grouped_heads_count_what_both_share() -> None:
     q, kv = _spec(B, 12, 8, 4), _spec(B, 4, 8, 4)
     op, layer = _layer("aten.scaled_dot_product_attention.default", [q, kv, kv], q, None, 0.0, True)
     rule = _rule(op, layer)
-    assert {f.name: f.extent for f in rule.factors} == {"d0": B, "d1": Extent(0, 4)}
+    assert {f.name: f.extent for f in rule.factors} == {"d0": B, "d1": Extent(0, 4), "q": Extent(0, 8)}
     assert ("d1", "d1") in assignments(rule, op, layer, (2, 2), 1)
     assert ("d1", "d1") not in assignments(rule, op, layer, (2, 3), 6)
 

@@ -71,7 +71,8 @@ CASES: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("native_layer_norm", (_reals(4, 6, 8), [8], None, None, 1e-5), {}, "d0 d1"),
     ("softmax.int", (_reals(4, 6, 8), -1), {}, "d0 d1"),
     ("log_softmax.int", (_reals(4, 6, 8), 1), {}, "d0 d2"),
-    ("scaled_dot_product_attention", (_reals(4, 6, 4, 3),) * 3, {"is_causal": True}, "d0 d1"),
+    ("scaled_dot_product_attention", (_reals(4, 6, 5, 3),) * 3, {"is_causal": True}, "d0 d1 q"),
+    ("scaled_dot_product_attention", (_reals(4, 6, 4, 3), *(_reals(4, 6, 5, 3),) * 2), {"is_causal": True}, "d0 d1"),
     ("scaled_dot_product_attention", (_reals(4, 6, 4, 3), _reals(4, 6, 5, 3), _reals(4, 6, 5, 3)), {}, "d0 d1 q"),
     (
         "scaled_dot_product_attention",
