@@ -67,6 +67,25 @@ class Plan:
 
         write_timeline(self.record, Path(path))
 
+    def emit_source(
+        self,
+        folder: str | Path,
+        model: nn.Module,
+        example_inputs: Inputs,
+        *,
+        loss_fn: Callable[..., Any] | None = None,
+    ) -> tuple[Path, ...]:
+        """Write each stage as a Python file to read and to change; `optimize(..., source=folder)` runs them.
+
+        Needs no processes. Raises PlanError where the plan is of another model, EmitError on what has no source.
+        """
+        from autopar.emit.build import check_graph
+        from autopar.emit.source.write import write_source
+
+        graph = trace_model(model, example_inputs, self.record.request.policy, loss_fn)
+        check_graph(self.record, graph)
+        return write_source(self.record, graph, Path(folder))
+
     def check(self, cluster: Cluster | str | Path, profile: str | Path | None = None) -> Plan:
         """The same plan with the figures it has on `cluster`, from the plan alone; `lower_bound_s` is then None.
 
@@ -176,12 +195,14 @@ def optimize(
     *,
     loss: str = "global",
     loss_fn: Callable[..., Any] | None = None,
+    source: str | Path | None = None,
     **arguments: Any,
 ) -> ParallelModule:
     """The module that trains `model` as `plan` says, on this rank: collective over the torchrun job.
 
     Without a plan the remaining arguments are those of `plan()`; `cluster` is then this job's own machine by default.
-    Outside torchrun it plans for, and runs on, the one device there is. Raises PlanError where plan, model and job
+    Outside torchrun it plans for, and runs on, the one device there is. With `source` the files in that folder are run
+    (`Plan.emit_source`). Raises PlanError where plan, model and job
     don't belong together.
     """
     from autopar.emit.build import emit
@@ -195,7 +216,8 @@ def optimize(
     record = plan.record if isinstance(plan, Plan) else plan
     _require_device(record)
     graph = trace_model(model, example_inputs, record.request.policy, loss_fn)
-    return emit(record, graph, model, device=local_device(), loss=loss)
+    folder = None if source is None else Path(source)
+    return emit(record, graph, model, device=local_device(), loss=loss, source=folder)
 
 
 def _plan_together(model: nn.Module, example_inputs: Inputs, *, cluster: Cluster | str | Path, **asked: Any) -> Plan:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from autopar.emit.module import ParallelModule, Runtime
 from autopar.emit.parameters import local
 from autopar.emit.pipeline import PipelinedStage
 from autopar.emit.rows import Rows
+from autopar.emit.source.read import stage_source
 from autopar.emit.stage import Builder
 from autopar.errors import EmitError, PlanError
 from autopar.graph import OpGraph
@@ -32,12 +34,19 @@ Agree = Callable[[Tensor], Tensor] | None  # what makes a value the same on all 
 
 
 def emit(
-    record: PlanRecord, graph: OpGraph, module: nn.Module, *, device: torch.device | str, loss: str = "global"
+    record: PlanRecord,
+    graph: OpGraph,
+    module: nn.Module,
+    *,
+    device: torch.device | str,
+    loss: str = "global",
+    source: Path | None = None,
 ) -> ParallelModule:
     """Build the module that runs `record` on this rank: collective over the job.
 
     `graph` is the trace of `module`, whose values (or, on meta, initialisers) the parameters get; the module itself is
     left as it is. `loss`: `global` weights microbatches by what they count in the loss, `mean_of_means` equally.
+    `source`: a folder of files written by `write_source`, which are run.
     Raises PlanError where plan, graph and job don't belong together, EmitError on what can't be run.
     """
     check(record, graph, loss)
@@ -46,7 +55,7 @@ def emit(
     if together:
         _require_one_plan(record)
     agree = materialize.from_rank_0(module, device) if together else None
-    return _build(record, graph, module, device, loss, agree)
+    return _build(record, graph, module, device, loss, agree, source)
 
 
 def emit_alone(record: PlanRecord, graph: OpGraph, module: nn.Module, *, device: torch.device | str) -> ParallelModule:
@@ -77,13 +86,21 @@ def _require_one_plan(record: PlanRecord) -> None:
 
 
 def _build(
-    record: PlanRecord, graph: OpGraph, module: nn.Module, device: torch.device, loss: str, agree: Agree
+    record: PlanRecord,
+    graph: OpGraph,
+    module: nn.Module,
+    device: torch.device,
+    loss: str,
+    agree: Agree,
+    source: Path | None = None,
 ) -> ParallelModule:
     pipeline = None
+    sources = [None if source is None else stage_source(source, record, i) for i in range(len(record.stages))]
     if len(record.stages) > 1:
-        builders, rows, pipeline = join(record, graph, device, loss)
+        builders, rows, pipeline = join(record, graph, device, loss, sources)
     else:
-        builders = [Builder(record, graph, record.stages[0], StageGroups(record.stages[0], device))]
+        stage = record.stages[0]
+        builders = [Builder(record, graph, stage, StageGroups(stage, device), source=sources[0])]
         rows = _rows(builders[0], loss)
     pm = ParallelModule(graph, record, Names(module, graph.constants), rows, pipeline)
     runtimes: list[Runtime] = []
@@ -128,11 +145,7 @@ def check(record: PlanRecord, graph: OpGraph, loss: str) -> None:
     """Raise PlanError or EmitError, saying what differs, if the plan can't be run on this graph by this job."""
     if loss not in ("global", "mean_of_means"):
         raise EmitError(f"loss={loss!r}; it is 'global' or 'mean_of_means'.")
-    if record.fingerprint.graph != graph.digest:
-        raise PlanError(
-            f"the plan was made for a model with graph hash {record.fingerprint.graph}, this one has {graph.digest}: "
-            f"layers, shapes or example inputs differ. Make a plan for this model."
-        )
+    check_graph(record, graph)
     _check_pipeline(record, graph)
     if record.request.policy.compute == "float16":
         raise EmitError(
@@ -152,6 +165,15 @@ def check(record: PlanRecord, graph: OpGraph, loss: str) -> None:
         raise PlanError(
             f"the plan is for {record.request.devices} processes (its stages use ranks up to {needed - 1}), this job "
             f"has {world}. Start it with torchrun --nproc-per-node so that they agree, or make a plan for {world}."
+        )
+
+
+def check_graph(record: PlanRecord, graph: OpGraph) -> None:
+    """Raise PlanError unless the plan was made for this graph."""
+    if record.fingerprint.graph != graph.digest:
+        raise PlanError(
+            f"the plan was made for a model with graph hash {record.fingerprint.graph}, this one has {graph.digest}: "
+            f"layers, shapes or example inputs differ. Make a plan for this model."
         )
 
 

@@ -90,6 +90,10 @@ class StageGroups:
             self._groups[axes] = make_groups(self._rows(axes))
         return self._groups[axes]
 
+    def made(self, axes: Axes) -> bool:
+        """Whether there is a group over `axes` already, so that asking for it is not collective."""
+        return axes in self._groups
+
     def name(self, axes: Axes) -> str:
         """Name of `group(axes)`, as dispatcher ops take it ('' on an idle rank)."""
         group = self.group(axes)
@@ -114,6 +118,10 @@ class StageGroups:
                 self._meshes[dims] = DeviceMesh.from_group(groups, kind, mesh=ranks, mesh_dim_names=names)  # type: ignore[arg-type]
         return self._meshes[dims]
 
+    def over_primes(self, stage: StagePlan) -> StageGroups:
+        """Groups over the prime factors of the axes of `stage`, this one's: those of two stages compare."""
+        return StageGroups(refined(stage), self.device)
+
     def line(self, axes: Axes) -> DeviceMesh:
         """A mesh of one dim: this rank's group over `axes`."""
         key = (axes, ())
@@ -123,7 +131,7 @@ class StageGroups:
 
 
 def refined(stage: StagePlan) -> StagePlan:
-    """`stage` with a mesh over the prime factors of its axes: such meshes of two stages can be compared."""
+    """`stage` with a mesh over the prime factors of its axes."""
     sizes = prime_sizes(tuple(axis.size for axis in stage.mesh))
     axes = tuple(MeshAxis(f"d{i}", size, prod(sizes[i + 1 :])) for i, size in enumerate(sizes))
     return replace(stage, mesh=axes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -12,6 +13,7 @@ from autopar.emit.groups import Axes, StageGroups
 from autopar.emit.loss_weights import EqualWeights, Weights, microbatch_weights
 from autopar.emit.pipeline import Feed, Pipeline
 from autopar.emit.rows import Rows
+from autopar.emit.source.read import StageSource
 from autopar.emit.stage import Builder, Link, arrival_layouts, place_layers
 from autopar.emit.storage import Storage
 from autopar.emit.teams import Teams
@@ -26,21 +28,24 @@ def stage_alone(graph: OpGraph) -> StagePlan:
     return StagePlan(0, (rank,), (), (LayerStrategy((), (), {}, {}),), (0,) * len(graph.layers))
 
 
-def join(record: PlanRecord, graph: OpGraph, device: torch.device, loss: str) -> tuple[list[Builder], Rows, Pipeline]:
+def join(
+    record: PlanRecord, graph: OpGraph, device: torch.device, loss: str, sources: Sequence[StageSource | None]
+) -> tuple[list[Builder], Rows, Pipeline]:
     """The builders of all stages, this rank's rows and the pipeline; collective over the job, as groups are made."""
     stages, count, feed = record.stages, record.pp_degree, Feed()
     made: dict[object, StageGroups] = {}
     groups = [made.setdefault((stage.devices, stage.mesh), StageGroups(stage, device)) for stage in stages]
     both = Comparison.of(stages)
-    links = _links(record, graph, feed, both)
-    builders = [Builder(record, graph, *each) for each in zip(stages, groups, links, strict=True)]
+    links = plan_links(record, graph, feed, both)
+    builders = [Builder(record, graph, *each) for each in zip(stages, groups, links, sources, strict=True)]
     _check_tied(builders, both)
     teams = Teams(graph, stages, count, record.schedule)
     rows = _rows(graph, stages[:count], builders[0], teams.team or 0, loss)
     return builders, rows, Pipeline(graph, record, teams, feed, device)
 
 
-def _links(record: PlanRecord, graph: OpGraph, feed: Feed, both: Comparison) -> list[Link]:
+def plan_links(record: PlanRecord, graph: OpGraph, feed: Feed, both: Comparison) -> list[Link]:
+    """How each stage stands in the pipeline."""
     stages, batch, first = record.stages, record.global_microbatch, record.stages[0]
     arrival = arrival_layouts(graph, place_layers(graph, first)[0].data_axes, len(first.mesh))
     reads = [{n for x in graph.layers[s.first_layer :][: len(s.assignment)] for n in x.params} for s in stages]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from autopar.emit.program import ProgramCode, is_told
 from autopar.emit.route import Route
+from autopar.emit.source.read import LayerSource, StageSource
 from autopar.emit.torch_private import at_end_of_backward
 
 
@@ -34,7 +35,7 @@ class LayerModule(ParameterHolder):
     the places of their new values among the outputs; they are put in place in training, once a forward pass.
     """
 
-    def __init__(self, index: int, code: ProgramCode) -> None:
+    def __init__(self, index: int, code: ProgramCode | LayerSource) -> None:
         super().__init__()
         self.index = index
         self.code = code
@@ -56,7 +57,7 @@ class LayerModule(ParameterHolder):
 class StageModule(ParameterHolder):
     """All layers of one stage, and the parameters that several of them share: the root for FSDP2."""
 
-    def __init__(self, layers: list[LayerModule], route: Route) -> None:
+    def __init__(self, layers: list[LayerModule], route: Route | StageSource) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self._route = route

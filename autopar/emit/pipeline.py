@@ -21,6 +21,7 @@ from autopar.emit.crossing import Port, placeholders
 from autopar.emit.layers import LayerModule, StageModule
 from autopar.emit.pipeline_stage import LeanStage, leave_gathering_to_hooks
 from autopar.emit.route import Route
+from autopar.emit.source.read import StageSource
 from autopar.emit.split import WeightGradients
 from autopar.emit.teams import Teams
 from autopar.graph import OpGraph, TensorSpec
@@ -75,7 +76,7 @@ class PipelinedStage(StageModule):
     def __init__(
         self,
         layers: list[LayerModule],
-        route: Route,
+        route: Route | StageSource,
         graph: OpGraph,
         port: Port,
         feed: Feed,

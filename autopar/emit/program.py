@@ -5,9 +5,8 @@ from __future__ import annotations
 import keyword
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any, TypeAlias
 
 import torch
@@ -64,7 +63,7 @@ class ProgramCode:
         """The code at a global microbatch of `batch` samples; outside training dropout does nothing."""
         key = (batch, training)
         if key not in self._built:
-            self._built[key] = _Writer(
+            self._built[key] = Writer(
                 self.program, batch, self._groups, training, self._submodule, self._gradients
             ).write()
         return self._built[key]
@@ -99,7 +98,7 @@ class Region(nn.Module):
         return checkpoint(self.code, *inputs, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
 
 
-class _Writer:
+class Writer:
     """Writes the graph of a program, or of one of its regions, step by step."""
 
     def __init__(
@@ -126,7 +125,7 @@ class _Writer:
     def _write(
         self, kind: str, names: Sequence[str], steps: range, outputs: Sequence[str], regions: Sequence[range] = ()
     ) -> fx.GraphModule:
-        for name, word in zip(names, _identifiers(names), strict=True):
+        for name, word in zip(names, identifiers(names), strict=True):
             self.nodes[name] = self.graph.placeholder(word)
         starts, inside = {region.start: region for region in regions}, {i for region in regions for i in region}
         for i in steps:
@@ -145,7 +144,7 @@ class _Writer:
     def _region(self, region: range) -> None:
         told = (DRAW,) if any(is_told(self.program.steps[i]) for i in region) else ()
         reads, makes = (*told, *self.program.entering(region)), self.program.leaving(region)
-        writer = _Writer(self.program, self.batch, self.groups, self.training, self.submodule, self.gradients)
+        writer = Writer(self.program, self.batch, self.groups, self.training, self.submodule, self.gradients)
         code = writer._write("Region", reads, region, makes)
         name = f"region_{region.start}"
         self.root.add_module(name, Region(code))
@@ -229,12 +228,12 @@ class _Writer:
         return argument
 
 
-def _identifiers(names: Sequence[str]) -> list[str]:
-    """Words of Python for dotted names, all different."""
+def identifiers(names: Sequence[str], taken: Collection[str] = ()) -> list[str]:
+    """Words of Python for dotted names, all different and none of those `taken`."""
     words: list[str] = []
     for name in names:
         word = re.sub(r"\W|^(?=\d)", "_", name)
-        while word in words or keyword.iskeyword(word):
+        while word in words or word in taken or keyword.iskeyword(word):
             word += "_"
         words.append(word)
     return words
@@ -252,20 +251,26 @@ def returns_several(target: str) -> bool:
     return len(returns) > 1 or str(returns[0].type) != "Tensor"
 
 
-def relayout_between(
-    spec: TensorSpec, source: Layout, target: Layout, groups: StageGroups
-) -> Callable[[Tensor, int], Tensor]:
-    """What puts a local tensor of a value from one layout into another, at a global microbatch of so many samples."""
-    moves = plan_moves(source, target)
-    backward = moves.backward if spec.requires_grad else ()
-    step = Relayout("", "", source, target, moves.forward, backward)
+class Between:
+    """Puts a local tensor of a value from one layout into another, at a global microbatch of so many samples."""
 
-    @cache
-    def encoded(batch: int) -> tuple[list[str], list[str]]:
-        return encode_relayout(step, spec, batch, groups.spot, groups.name)
+    def __init__(self, spec: TensorSpec, source: Layout, target: Layout, groups: StageGroups) -> None:
+        moves = plan_moves(source, target)
+        backward = moves.backward if spec.requires_grad else ()
+        self._step = Relayout("", "", source, target, moves.forward, backward)
+        self._spec, self._groups = spec, groups
+        self._encoded: dict[int, tuple[list[str], list[str]]] = {}
+        self.encoded(groups.ways(groups.all_axes))  # makes the groups, on every rank in the same order
 
-    encoded(groups.ways(groups.all_axes))  # makes the groups, on every rank in the same order
-    return lambda tensor, batch: collectives.relayout(tensor, *encoded(batch))
+    def encoded(self, batch: int) -> tuple[list[str], list[str]]:
+        """The moves forward and backward, as the operator takes them."""
+        if batch not in self._encoded:
+            self._encoded[batch] = encode_relayout(self._step, self._spec, batch, self._groups.spot, self._groups.name)
+        return self._encoded[batch]
+
+    def __call__(self, tensor: Tensor, batch: int) -> Tensor:
+        """The tensor in the other layout."""
+        return collectives.relayout(tensor, *self.encoded(batch))
 
 
 def outputs_only(program: Program, outputs: tuple[str, ...]) -> Program:

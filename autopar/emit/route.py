@@ -9,11 +9,9 @@ from typing import TypeAlias
 from torch import Tensor
 
 from autopar.emit.groups import StageGroups
-from autopar.emit.program import relayout_between
+from autopar.emit.program import Between
 from autopar.graph import Layout, OpGraph, follow_layout
 
-Relay: TypeAlias = Callable[[Tensor, int], Tensor]
-"""Puts a local tensor into another layout, at a global microbatch of so many samples."""
 RunLayer: TypeAlias = Callable[[int, Sequence[Tensor]], Sequence[Tensor]]
 """Runs the i-th layer on its inputs."""
 
@@ -33,7 +31,7 @@ class Hop:
     """A visit, the changes of layout before it, and the values not read after it."""
 
     visit: Visit
-    relays: tuple[tuple[str, Relay], ...]
+    relays: tuple[tuple[str, Between], ...]
     dead: tuple[str, ...]
 
 
@@ -43,7 +41,7 @@ class Route:
 
     hops: tuple[Hop, ...]
     goals: tuple[str, ...]
-    relays: tuple[tuple[str, Relay], ...]
+    relays: tuple[tuple[str, Between], ...]
 
     def run(self, values: dict[str, Tensor], batch: int, run_layer: RunLayer) -> tuple[Tensor, ...]:
         """The goals, from the values that arrive, of a global microbatch of `batch` samples."""
@@ -74,9 +72,9 @@ def plan_route(
     """
     lies = dict(arrival)
 
-    def lay(names: Sequence[str], layouts: Sequence[Layout]) -> tuple[tuple[str, Relay], ...]:
+    def lay(names: Sequence[str], layouts: Sequence[Layout]) -> tuple[tuple[str, Between], ...]:
         changes = [(n, needed) for n, needed in zip(names, layouts, strict=True) if lies[n] != needed]
-        relays = tuple((n, relayout_between(graph.values[n], lies[n], needed, groups)) for n, needed in changes)
+        relays = tuple((n, Between(graph.values[n], lies[n], needed, groups)) for n, needed in changes)
         lies.update(changes)
         return relays
 

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from autopar.emit.crossing import Comparison, Port, mesh_sizes
-from autopar.emit.groups import Axes, StageGroups, refined
+from autopar.emit.groups import Axes, StageGroups
 from autopar.emit.layers import LayerModule, ParameterHolder, StageModule
 from autopar.emit.module import Runtime
 from autopar.emit.parameters import StageParameter, local
 from autopar.emit.pipeline import Feed, PipelinedStage
 from autopar.emit.program import ProgramCode, Submodule
-from autopar.emit.route import Visit, plan_route
+from autopar.emit.route import Route, Visit, plan_route
+from autopar.emit.source.read import StageSource
 from autopar.emit.split import WeightGradients
 from autopar.emit.storage import Storage, parameter_uses, plan_storage, shard
 from autopar.graph import REPLICATE, Layer, Layout, OpGraph
@@ -105,29 +106,42 @@ class Link:
     both: Comparison
 
 
+def stage_route(
+    graph: OpGraph, placements: list[Placement], link: Link | None, groups: StageGroups, seam: StageGroups
+) -> Route:
+    """The way of values through a stage; `seam` are its groups over the axes that stages are compared on."""
+    visits = [p.visit for p in placements]
+    if link is None:
+        axes = len(groups.sizes)
+        arrival = arrival_layouts(graph, placements[0].data_axes, axes)
+        return plan_route(graph, visits, arrival, {graph.loss or "": (REPLICATE,) * axes}, groups)
+    visits = [compared(visit, groups.sizes, link.both) for visit in visits]
+    return plan_route(graph, visits, link.inputs | link.port.receives, link.port.sends, seam)
+
+
 class Builder:
     """Builds one stage. Every rank, idle ones too, walks the same way, as process groups are made on it."""
 
     def __init__(
-        self, record: PlanRecord, graph: OpGraph, stage: StagePlan, groups: StageGroups, link: Link | None = None
+        self,
+        record: PlanRecord,
+        graph: OpGraph,
+        stage: StagePlan,
+        groups: StageGroups,
+        link: Link | None = None,
+        source: StageSource | None = None,
     ) -> None:
         self.record, self.graph, self.stage, self.groups, self.link = record, graph, stage, groups, link
+        self.source = source
         self.placements = place_layers(graph, stage)
         found = plan_storages(graph, self.placements, record, len(stage.mesh))
         if link is not None:
             found = {n: s for n, s in found.items() if n not in link.elsewhere}
             found |= {n: replace(s, zero=1) for n, s in found.items() if n in link.again and s.keeper is Keeper.FSDP}
         self.storages = found
-        visits = [p.visit for p in self.placements]
-        if link is None:
-            self.arrival = arrival_layouts(graph, self.placements[0].data_axes, len(stage.mesh))
-            goals = {graph.loss or "": (REPLICATE,) * len(stage.mesh)}
-            self.route = plan_route(graph, visits, self.arrival, goals, groups)
-        else:
-            fine = StageGroups(refined(stage), groups.device) if link.both.primes else groups
-            visits = [compared(visit, groups.sizes, link.both) for visit in visits]
-            self.route = plan_route(graph, visits, link.inputs | link.port.receives, link.port.sends, fine)
-            self.spot = fine.spot
+        self.arrival = arrival_layouts(graph, self.placements[0].data_axes, len(stage.mesh))
+        self.seam = groups.over_primes(stage) if link is not None and link.both.primes else groups
+        self.route = stage_route(graph, self.placements, link, groups, self.seam)
         self._make_groups()
 
     def _make_groups(self) -> None:
@@ -185,10 +199,13 @@ class Builder:
         codes: dict[int, ProgramCode] = {}
         late = WeightGradients() if self.record.schedule in SPLIT else None
         modules = []
+        if self.source is not None:
+            self.source.bind(self.groups, self.seam)
         for i, placement in enumerate(self.placements):
             program = placement.program
             code = codes.setdefault(id(program), ProgramCode(program, self.groups, submodule, late))
-            modules.append(LayerModule(self.stage.first_layer + i, code))
+            written = None if self.source is None else self.source.layer(i, program)
+            modules.append(LayerModule(self.stage.first_layer + i, written or code))
         stage = self._stage_module(modules, late)
         shared = shared_parameters(self.placements)
         held: Held = {}
@@ -207,9 +224,10 @@ class Builder:
         return stage, held
 
     def _stage_module(self, modules: list[LayerModule], late: WeightGradients | None) -> StageModule:
+        route = self.route if self.source is None else self.source
         if self.link is None:
-            return StageModule(modules, self.route)
-        return PipelinedStage(modules, self.route, self.graph, self.link.port, self.link.feed, self.spot, late)
+            return StageModule(modules, route)
+        return PipelinedStage(modules, route, self.graph, self.link.port, self.link.feed, self.seam.spot, late)
 
     def _hold(self, holder: ParameterHolder, storage: Storage) -> str:
         tensor = torch.empty(self._compute_shape(storage), dtype=storage.dtype, device="meta")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from autopar.emit import materialize, torch_private
 from autopar.emit.build import emit
@@ -131,7 +131,9 @@ def test_code_is_shared_by_equal_layers_and_readable() -> None:
     assert isinstance(first, LayerModule)
     assert isinstance(second, LayerModule)
     assert first.code is second.code
-    text = first.code.at(4, True).code
+    code = first.code.at(4, True)
+    assert isinstance(code, fx.GraphModule)
+    text = code.code
     assert "torch.ops.aten.scaled_dot_product_attention" in text
     assert "down_proj_weight" in text
 
