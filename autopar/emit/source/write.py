@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from autopar import __version__
 from autopar.emit.crossing import Comparison, mesh_sizes
 from autopar.emit.groups import StageGroups
 from autopar.emit.joined import plan_links
@@ -29,7 +28,7 @@ from autopar.shard.storage import Keeper
 CPU = torch.device("cpu")
 HEAD = '''"""Stage {number}: {span}, on {ranks} ({mesh}).
 
-Written by autopar {version} for global microbatches of {batch} samples; autopar.optimize(..., source=FOLDER) runs it,
+Written by autopar for global microbatches of {batch} samples; autopar.optimize(..., source=FOLDER) runs it,
 with what you change. Tensors are this rank's shards. Each function is a layer under one strategy: it takes what random
 masks are drawn by, parameters, buffers and inputs. relayout(x, A, B) moves x by A, and its gradient by B.
 Outside of these functions rows are all-gathered and gradients reduce-scattered (ZeRO), or gradients summed:
@@ -99,7 +98,7 @@ class _Stage:
         devices = self.stage.devices
         ranks = f"ranks {devices[0]} to {devices[-1]}" if len(devices) > 1 else f"rank {devices[0]}"
         return HEAD.format(
-            number=self.number, span=span, ranks=ranks, mesh=mesh, version=__version__,
+            number=self.number, span=span, ranks=ranks, mesh=mesh,
             batch=self.record.global_microbatch, table="\n".join(self._parameters()),
         )  # fmt: skip
 
