@@ -34,13 +34,17 @@ Record = TypeVar("Record", bound=Settings)
 
 def read_settings(path: Path, record: type[Record]) -> Record:
     """Read and check one TOML file; raises ConfigError with every mistake in it."""
+    return check_settings(read_toml(path), record, str(path), path.parent)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read one TOML file; raises ConfigError where it can't be read or is none."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: can't be read ({error.strerror}). Give the path of a TOML file.") from None
     except ValueError as error:
         raise ConfigError(f"{path}: not TOML: {error}. Mend the file at that place.") from None
-    return check_settings(data, record, str(path), path.parent)
 
 
 def check_settings(data: dict[str, Any], record: type[Record], origin: str, folder: Path = Path()) -> Record:

@@ -115,7 +115,7 @@ def test_units() -> None:
 def test_shipped_clusters_load() -> None:
     """Every shipped cluster file names a device there is."""
     assert [load_cluster(c.name).devices for c in shipped_clusters()] == [
-        c.nodes * c.devices_per_node for c in shipped_clusters()
+        c.cluster().devices for c in shipped_clusters()
     ]
 
 
