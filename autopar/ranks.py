@@ -12,11 +12,12 @@ import torch
 import torch.distributed as dist
 
 from autopar.accelerator import runtime
-from autopar.cluster import Cluster, load_cluster
+from autopar.cluster import Cluster, MixedCluster, load_cluster, same_device
 from autopar.cost.measured import MeasuredPricer
+from autopar.cost.mixed import MixedPricer
 from autopar.cost.pricer import Pricer
 from autopar.cost.roofline import RooflinePricer
-from autopar.errors import ConfigError
+from autopar.errors import ConfigError, ProfileError
 from autopar.measure.local import local_cluster
 from autopar.measure.profile import Profile
 from autopar.measure.session import lead, measuring, serve
@@ -59,13 +60,33 @@ def join_job(backend: str | None = None) -> int:
 def pricing(cluster: Cluster, profile: str | Path | None) -> Iterator[Pricer]:
     """Prices on `cluster`: by timings where there are some (this machine's own, or a profile), else by datasheet."""
     roofline = RooflinePricer(cluster)
-    if profile is not None:
+    if isinstance(cluster, MixedCluster):
+        yield _mixed(cluster, None if profile is None else Profile.load(profile))
+    elif profile is not None:
         yield MeasuredPricer(Profile.load(profile), roofline)
     elif cluster.name == LOCAL:
         with measuring(local_device()) as session:
             yield MeasuredPricer.on_this_machine(roofline, session)
     else:
         yield roofline
+
+
+def _mixed(cluster: MixedCluster, profile: Profile | None) -> MixedPricer:
+    """Prices on a mixed cluster, whose parts of the profile's device are priced by its timings."""
+    names = {part.device.name for part in cluster.parts}
+    if profile is None or not any(same_device(profile.environment.device, name) for name in names):
+        if profile is not None:
+            raise ProfileError(
+                f"the profile is of {profile.environment.device!r}, {cluster.name} has {', '.join(sorted(names))}: "
+                "give one taken on one of these, or none."
+            )
+        return MixedPricer(cluster, RooflinePricer)
+
+    def alone(site: Cluster) -> Pricer:
+        roofline, mine = RooflinePricer(site), same_device(profile.environment.device, site.device.name)
+        return MeasuredPricer(profile, roofline) if mine and site.device.speed == 1.0 else roofline
+
+    return MixedPricer(cluster, alone)
 
 
 def find_cluster(cluster: Cluster | str | Path) -> Cluster:

@@ -92,7 +92,7 @@ class GroupTable(Nodes):
         each = self.speed * (1 if len(self.speed) > 1 else whole.devices)
         size = whole.devices_per_node
         for speed, nodes in groupby(min(each[n * size : (n + 1) * size]) for n in range(self.nodes)):
-            yield replace(whole, speed=speed, nodes=len(list(nodes)))
+            yield replace(whole, device=replace(whole.device, speed=speed), nodes=len(list(nodes)))
 
 
 class WiresTable(Settings):

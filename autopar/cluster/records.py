@@ -17,7 +17,8 @@ class Device:
     `usable_bytes` is what a process can allocate at most; `reserve_bytes` is held back for context, allocator slack and
     communication buffers. `overlap` is the share of communication that compute can hide at best. `sources` says where
     each figure is from. `units` are multiprocessors or cores (0: not known), `architecture` is a generation that
-    `architecture.py` knows, or empty; `fits` names the device whose fitted constants are this one's.
+    `architecture.py` knows, or empty; `fits` names the device whose fitted constants are this one's. Its
+    kernels take 1 / `speed` of the usual time.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Device:
     architecture: str = ""
     units: int = 0
     fits: str = ""
+    speed: float = 1.0
 
     def limit_bytes(self, asked_bytes: int | None) -> int:
         """Bytes of tensors it may hold: those asked for as far as there are so many, else what can be used less the
@@ -57,8 +59,8 @@ class Link:
 class Cluster:
     """Equal devices in `nodes` nodes of `devices_per_node`; `intra` joins those of a node, `inter` joins nodes.
 
-    A device works at `speed` times the pace of its kind. Of a mixed cluster's part, `network` names what `inter` is a
-    link of, and `first_device` is the number of its first device in the whole.
+    Of a mixed cluster's part, `network` names what `inter` is a link of, and `first_device` is the number of its first
+    device in the whole.
     """
 
     name: str
@@ -67,7 +69,6 @@ class Cluster:
     devices_per_node: int
     intra: Link
     inter: Link
-    speed: float = 1.0
     network: str = ""
     first_device: int = 0
 
@@ -203,6 +204,7 @@ def mean_device(devices: Sequence[Device], weights: Sequence[int]) -> Device:
         price_per_hour=mean([device.price_per_hour for device in devices]),
         overlap=min(device.overlap for device in kinds),
         fits="",
+        speed=1.0,
     )
 
 

@@ -151,4 +151,4 @@ def flop_rate(device: Device, dtype: str) -> float:
     by_width = dict(zip((d for d in HEAD_DIMS if d != 128), others, strict=True)) | {128: 1.0}
     units = model.hardware(dtype).units
     attention = max(4 * d / (4 * d / (reached * s) + softmax_ps * 1e-12 * peak / units) for d, s in by_width.items())
-    return peak * float(max(product, attention))
+    return peak * device.speed * float(max(product, attention))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from autopar import __version__
-from autopar.cluster import Cluster
+from autopar.cluster import Cluster, device_of
 from autopar.cost.work import model_flops
 from autopar.formulate.carried import layer_costs
 from autopar.formulate.columns import Column
@@ -23,13 +23,16 @@ Solved = SolvedScenario | SolvedPipeline
 
 @dataclass(frozen=True)
 class Outline:
-    """What one or several stages come to."""
+    """What one or several stages come to. `placement`: devices of the cluster by rank; `fits`: whether memory holds
+    it, on devices asked to hold so many bytes."""
 
     stages: tuple[StagePlan, ...]
     prediction: Prediction
     costs: CarriedCosts
     schedule: str
     groups: int
+    placement: tuple[int, ...]
+    fits: bool
 
 
 def chosen(solved: SolvedScenario) -> Iterator[tuple[int, Column, int]]:
@@ -39,16 +42,19 @@ def chosen(solved: SolvedScenario) -> Iterator[tuple[int, Column, int]]:
             yield r, solved.columns[r][index], count
 
 
-def _one_stage(solved: SolvedScenario, reserve_bytes: int) -> Outline:
+def _one_stage(solved: SolvedScenario, asked_bytes: int | None) -> Outline:
     layers = tuple(Layers(r, column.figures, count) for r, column, count in chosen(solved))
     count, mesh = solved.setting.num_microbatches, solved.setting.mesh
-    stage = _stage(0, range(prod(solved.setting.sizes)), mesh, ((column, n) for _, column, n in chosen(solved)))
-    prediction = predict(layers, count, reserve_bytes)
+    devices, device = range(prod(solved.setting.sizes)), solved.site.device
+    stage = _stage(0, devices, mesh, ((column, n) for _, column, n in chosen(solved)))
+    prediction = predict(layers, count, device.reserve_bytes)
     costs = layer_costs([layers], memory=[prediction.memory])
-    return Outline((stage,), prediction, costs, "none" if count == 1 else "accumulate", 1)
+    placement = tuple(solved.site.first_device + rank for rank in devices)
+    fits = _tensor_bytes(prediction) <= device.limit_bytes(asked_bytes)
+    return Outline((stage,), prediction, costs, "none" if count == 1 else "accumulate", 1, placement, fits)
 
 
-def _pipeline(solved: SolvedPipeline, reserve_bytes: int) -> Outline:
+def _pipeline(solved: SolvedPipeline, asked_bytes: int | None) -> Outline:
     shape, size = solved.shape, prod(solved.setting.sizes)
     stages, layers, first = [], [], 0
     for number, part in enumerate(solved.stages):
@@ -58,16 +64,23 @@ def _pipeline(solved: SolvedPipeline, reserve_bytes: int) -> Outline:
         first += len(stages[-1].assignment)
         after = lap * (1 + max(p.run for s in solved.stages for p in s.parts))
         layers.append(tuple(Layers(after + p.run, p.column.figures, p.count, lap) for p in part.parts))
+    there = [pricer.cluster.device for pricer in solved.ground.pricers]
     alone = [
         predict(
-            [x for own in layers[g :: shape.groups] for x in own], shape.num_microbatches, reserve_bytes,
-            group.backwards, group.inputs_bytes,
+            [x for own in layers[g :: shape.groups] for x in own], shape.num_microbatches,
+            there[g].reserve_bytes, group.backwards, group.inputs_bytes,
         )
         for g, group in enumerate(solved.groups)
     ]  # fmt: skip
     time = solved.time
     costs = layer_costs(layers, solved.between, time.cut_s, time.shared_s, [found.memory for found in alone])
-    return Outline(tuple(stages), add_up(alone, time), costs, shape.schedule, shape.groups)
+    placement = tuple(device for group in solved.ground.devices for device in group)
+    fits = all(_tensor_bytes(p) <= device.limit_bytes(asked_bytes) for p, device in zip(alone, there, strict=True))
+    return Outline(tuple(stages), add_up(alone, time), costs, shape.schedule, shape.groups, placement, fits)
+
+
+def _tensor_bytes(prediction: Prediction) -> int:
+    return sum(prediction.memory.values()) - prediction.memory["reserve"]
 
 
 def assemble(
@@ -77,18 +90,15 @@ def assemble(
     request: Request,
     fingerprint: Fingerprint,
     *,
-    limit_bytes: int,
     assumptions: tuple[str, ...],
     lower_bound_s: float | None,
     trace_s: float,
     search_s: float,
 ) -> PlanRecord:
-    """The record of a plan, or (`lower_bound_s` None) of an estimate; `limit_bytes` bounds its tensor bytes."""
-    device = cluster.device
-    if isinstance(solved, SolvedPipeline):
-        outline = _pipeline(solved, device.reserve_bytes)
-    else:
-        outline = _one_stage(solved, device.reserve_bytes)
+    """The record of a plan, or (`lower_bound_s` None) of an estimate."""
+    asked = request.memory_limit_bytes
+    outline = _pipeline(solved, asked) if isinstance(solved, SolvedPipeline) else _one_stage(solved, asked)
+    device = device_of(cluster, outline.placement)
     prediction = outline.prediction
     step, memory = prediction.step_time_s, prediction.memory
     bound = None if lower_bound_s is None else _without_rounding(lower_bound_s, step)
@@ -115,7 +125,7 @@ def assemble(
         peak_memory_bytes=peak,
         peak_tensor_bytes=tensors,
         memory_by_category=memory,
-        feasible=tensors <= limit_bytes,
+        feasible=outline.fits,
         runnable=True,
         exact=True,
         masks=True,
@@ -131,7 +141,7 @@ def assemble(
         energy_j=None if device.power_w is None else device.power_w * devices * step,
         step_price=None if device.price_per_hour is None else device.price_per_hour / 3600 * devices * step,
         input_s=None,
-        placement=tuple(range(devices)),
+        placement=outline.placement,
         layer_names=tuple(layer.name for layer in graph.layers),
         time_by_kind_s=prediction.by_kind_s,
         costs=outline.costs,

@@ -136,7 +136,7 @@ class Ranges:
         return float(by_count[count][chunk.first, chunk.end])
 
 
-@dataclass
+@dataclass(eq=False)
 class StageBook:
     """Stages over the mesh of `chains`, whose setting says the microbatch; solutions are remembered."""
 
@@ -207,6 +207,11 @@ class StageBook:
         near = DEAREST_SEAM * min(cost.values(), default=0.0)
         layouts = sorted((x for x in cost if cost[x] <= near), key=lambda x: (cost[x], x))[:SEAMS_TRIED]
         return [Seam(x, self.chains.states[x], tie) for tie in self._ties() for x in layouts]
+
+    def knows(self, seam: Seam) -> bool:
+        """Whether every run has strategies that keep tied parameters as the seam says, and some have its layout."""
+        kept = [[c.strategy for c in own if c.tie in (-1, seam.tie)] for own in self.columns]
+        return all(kept) and any(seam.layout in (s.entry, s.exit) for own in kept for s in own)
 
     def _behind_cuts(self) -> int:
         """The run that most stages can begin with."""

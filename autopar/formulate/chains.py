@@ -65,6 +65,12 @@ class Known:
         self.spaces: dict[tuple[Surroundings, tuple[int, ...], int], LabelSpace] = {}
         self._runs: dict[tuple[tuple[Pins, ...], bool], tuple[LayerRun, ...]] = {}
 
+    def priced(self, pricer: Pricer) -> Known:
+        """What is known whatever things cost, with calls at another's prices."""
+        other = Known(pricer)
+        other.spaces, other._runs = self.spaces, self._runs
+        return other
+
     def runs(self, graph: OpGraph, pins: Sequence[Pins], staged: bool = False) -> tuple[LayerRun, ...]:
         """The model's runs of equal layers under limits (`layer_runs`)."""
         key = (tuple(pins), staged)

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.cost.orders import Shape
-from autopar.cost.pricer import Pricer
 from autopar.cost.schedule import Simulation, simulate
+from autopar.formulate.ground import Ground
 from autopar.formulate.predict import Prediction
-from autopar.graph import CollectiveKey
 from autopar.plan import Between
 
 
@@ -28,12 +27,10 @@ class PipedTime:
     shared_s: tuple[float, ...]
 
 
-def run(
-    shape: Shape, passes_s: Sequence[tuple[float, float, float]], between: Between, group_size: int, pricer: Pricer
-) -> PipedTime:
+def run(shape: Shape, passes_s: Sequence[tuple[float, float, float]], between: Between, ground: Ground) -> PipedTime:
     """Simulate a step. `passes_s`: of each stage seconds forward, backward (a microbatch) and once a step."""
-    cut_s = _cut_s(shape, between, group_size, pricer)
-    shared_s = _shared_s(shape, between, group_size, pricer)
+    cut_s = _cut_s(shape, between, ground)
+    shared_s = _shared_s(shape, between, ground)
     forward, backward, step = ([p[i] for p in passes_s] for i in range(3))
     step = [s + (shared_s[i] if i < shape.groups else 0.0) for i, s in enumerate(step)]
     found = simulate(shape, forward, backward, cut_s, step)
@@ -58,26 +55,15 @@ def add_up(alone: Sequence[Prediction], time: PipedTime) -> Prediction:
     return Prediction(step_s, kinds, dict(sources), fullest)
 
 
-def _cut_s(shape: Shape, between: Between, group_size: int, pricer: Pricer) -> tuple[float, ...]:
-    node, groups = pricer.cluster.devices_per_node, shape.groups
-    keys = [
-        CollectiveKey("broadcast", size, 2, _distance(i % groups, (i + 1) % groups, group_size, node))
-        for i, size in enumerate(between.cut_bytes)
-    ]
-    return tuple(pricer.collectives(keys).seconds.tolist())
+def _cut_s(shape: Shape, between: Between, ground: Ground) -> tuple[float, ...]:
+    ends = [(i % shape.groups, (i + 1) % shape.groups) for i in range(len(between.cut_bytes))]
+    return tuple(ground.seconds("broadcast", size, pair) for size, pair in zip(between.cut_bytes, ends, strict=True))
 
 
-def _shared_s(shape: Shape, between: Between, group_size: int, pricer: Pricer) -> tuple[float, ...]:
+def _shared_s(shape: Shape, between: Between, ground: Ground) -> tuple[float, ...]:
     seconds: dict[int, float] = defaultdict(float)
     for size, groups in zip(between.shared_bytes, between.shared_by, strict=True):
-        apart = _distance(min(groups), max(groups), group_size, pricer.cluster.devices_per_node)
-        taken = float(pricer.collectives([CollectiveKey("all_reduce", size, len(groups), apart)]).seconds[0])
+        taken = ground.seconds("all_reduce", size, groups)
         for group in groups:
             seconds[group] += taken
     return tuple(seconds[g] for g in range(shape.groups))
-
-
-def _distance(one: int, other: int, size: int, node: int) -> int:
-    """Distance in ranks of two groups of `size`, at least a node where a node's end lies between them."""
-    apart = abs(one - other) * size
-    return apart if one * size // node == other * size // node else max(apart, node)

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from math import prod
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from autopar.cost.schedule import holdings
 from autopar.engine.partition import bound_s, least_step_s, partitions
 from autopar.engine.stack_problem import Floats
 from autopar.formulate.book import Chunk, GroupPlan, Ranges, Seam, StageBook, StagePart
+from autopar.formulate.ground import Ground
 from autopar.formulate.piped import PipedTime, run
 from autopar.formulate.stages import even_cuts
 from autopar.formulate.tables import Setting
@@ -29,13 +29,15 @@ Cuts = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class SolvedPipeline:
-    """A pipeline in full: plans of the groups of devices, what they send each other, and a step in time."""
+    """A pipeline in full: plans of the groups of devices, where these stand, what they send each other, and a step in
+    time."""
 
     shape: Shape
     setting: Setting
     groups: tuple[GroupPlan, ...]
     time: PipedTime
     between: Between
+    ground: Ground
 
     @property
     def step_time_s(self) -> float:
@@ -55,12 +57,32 @@ class SolvedPipeline:
 
 @dataclass
 class PipelineScenario:
-    """`cuts` None: wherever pays. `ideal_s`: seconds of a microbatch at the devices' full speed, 0 if not known."""
+    """`books`: what stages can be, for each group of devices. `cuts` None: wherever pays.
 
-    book: StageBook
+    `ideal_s`: seconds of a microbatch at the devices' full speed, 0 if not known.
+    """
+
+    books: tuple[StageBook, ...]
+    ground: Ground
     shape: Shape
     cuts: Cuts | None = None
     ideal_s: float = 0.0
+
+    @property
+    def book(self) -> StageBook:
+        """The first group's, for what all have in common."""
+        return self.books[0]
+
+    @property
+    def possible(self) -> bool:
+        """Whether pins and batch leave plans at all."""
+        return all(book.chains.possible for book in dict.fromkeys(self.books))
+
+    @property
+    def _seams(self) -> list[Seam]:
+        """Seams worth trying on some group and possible on all."""
+        books = list(dict.fromkeys(self.books))
+        return [s for s in dict.fromkeys(seam for b in books for seam in b.seams) if all(b.knows(s) for b in books)]
 
     @property
     def name(self) -> str:
@@ -76,24 +98,24 @@ class PipelineScenario:
     @property
     def least_bytes(self) -> float:
         """No plan of the scenario holds less than this on every device, once bounded."""
-        return self.book.least_bytes
+        return min(book.least_bytes for book in self.books)
 
     def quick_bound_s(self) -> float:
         """A bound from the model's operations alone."""
         shape = self.shape
-        if self._fixed is not None:
+        if self._fixed is not None or len(set(self.books)) > 1:
             return shape.num_microbatches * self.ideal_s / shape.groups
         return least_step_s(self.ideal_s, shape.num_microbatches, shape.groups)
 
     def first_bound_s(self) -> float:
         """A bound from the longest run of layers alone, at less cost; inf where no plan is legal."""
-        return self._bound_by(self.book.rough_ranges) if self.book.chains.possible else np.inf
+        return self._bound_by([book.rough_ranges for book in self.books]) if self.possible else np.inf
 
     def bound_s(self) -> float:
         """Seconds that no plan of this scenario under the limit can beat; inf where none is legal or small enough."""
-        return self._bound_by(self.book.ranges)
+        return self._bound_by([book.ranges for book in self.books])
 
-    def _bound_by(self, ranges: Ranges) -> float:
+    def _bound_by(self, ranges: Sequence[Ranges]) -> float:
         return bound_s(*self._bounds(ranges)) if self._fixed is None else self._fixed_bound(self._fixed, ranges)
 
     @property
@@ -103,17 +125,21 @@ class PipelineScenario:
             return even_cuts(len(self.book.units), self.shape.stages)
         return self.cuts
 
-    def _bounds(self, ranges: Ranges) -> tuple[Floats, Floats]:
-        by_count = {q: ranges.load(q) for q in set(self._in_flight)}
-        loads = np.stack([by_count[q] for q in self._in_flight])
-        return loads, np.broadcast_to(ranges.micro_s, loads.shape).copy()
+    def _bounds(self, ranges: Sequence[Ranges]) -> tuple[Floats, Floats]:
+        """Of each stage, which is a group, by the ranges of the group."""
+        by_count: dict[tuple[Ranges, int], Floats] = {}
+        for key in zip(ranges, self._in_flight, strict=True):
+            if key not in by_count:
+                by_count[key] = key[0].load(key[1])
+        loads = np.stack([by_count[key] for key in zip(ranges, self._in_flight, strict=True)])
+        return loads, np.stack([own.micro_s for own in ranges])
 
-    def _fixed_bound(self, cuts: Cuts, ranges: Ranges) -> float:
+    def _fixed_bound(self, cuts: Cuts, ranges: Sequence[Ranges]) -> float:
         """Each group waits for the stages before it and then has all its chunks to do."""
-        span = [float(ranges.micro_s[a, b]) for a, b in pairwise(cuts)]
         groups = self.shape.groups
+        span = [float(ranges[s % groups].micro_s[a, b]) for s, (a, b) in enumerate(pairwise(cuts))]
         return max(
-            sum(span[:g]) + ranges.joint_load(chunks, self._in_flight[g::groups])
+            sum(span[:g]) + ranges[g].joint_load(chunks, self._in_flight[g::groups])
             for g, chunks in enumerate(self._chunks(cuts))
         )
 
@@ -133,10 +159,10 @@ class PipelineScenario:
 
     def solve(self, cutoff_s: float = np.inf) -> SolvedPipeline | None:
         """The fastest plan below `cutoff_s`, None if none was found."""
-        if not self.book.chains.possible:
+        if not self.possible:
             return None
         best: SolvedPipeline | None = None
-        for seam in self.book.seams:
+        for seam in self._seams:
             fixed = self._fixed
             tried = self._search(seam, cutoff_s) if fixed is None else self._at_cuts(fixed, seam, cutoff_s)
             if tried is not None and tried.step_time_s < cutoff_s:
@@ -151,8 +177,11 @@ class PipelineScenario:
         """Of the most even stages, all as lean as can be, the one that holds most: its bytes and its number."""
         cuts = self._fixed or even_cuts(len(self.book.units), self.shape.stages)
         found = [
-            max((self.book.least_peak(c, holdings(self.shape, g), seam), g) for g, c in enumerate(self._chunks(cuts)))
-            for seam in self.book.seams
+            max(
+                (self.books[g].least_peak(c, holdings(self.shape, g), seam), g)
+                for g, c in enumerate(self._chunks(cuts))
+            )
+            for seam in self._seams
         ]
         return min(found, default=(np.inf, 0))
 
@@ -171,12 +200,12 @@ class PipelineScenario:
         return [tuple(stages[g :: self.shape.groups]) for g in range(self.shape.groups)]
 
     def _solved(self, group: int, chunks: Sequence[Chunk], seam: Seam, cutoff_s: float) -> GroupPlan | None:
-        limit = self.book.chains.budget.limit_bytes
-        return self.book.solve(chunks, holdings(self.shape, group), seam, limit, cutoff_s)
+        book = self.books[group]
+        return book.solve(chunks, holdings(self.shape, group), seam, book.chains.budget.limit_bytes, cutoff_s)
 
     def _search(self, seam: Seam, cutoff_s: float) -> SolvedPipeline | None:
         """Look at partitions in order of their bound; a stage is solved when a partition with it comes first."""
-        loads, spans = self._bounds(self.book.ranges)
+        loads, spans = self._bounds([book.ranges for book in self.books])
         exact: dict[tuple[int, int, int], GroupPlan | None] = {}
         best: SolvedPipeline | None = None
         seen: set[Cuts] = set()
@@ -232,8 +261,8 @@ class PipelineScenario:
         stages = _in_order(groups, shape)
         between = self._between(stages, seam)
         seconds = [(s.forward_s, s.backward_s, s.step_s) for s in stages]
-        found = run(shape, seconds, between, prod(setting.sizes), self.book.chains.pricer)
-        return SolvedPipeline(shape, setting, tuple(groups), found, between)
+        found = run(shape, seconds, between, self.ground)
+        return SolvedPipeline(shape, setting, tuple(groups), found, between, self.ground)
 
     def _between(self, stages: Sequence[StagePart], seam: Seam) -> Between:
         """What the stages send each other, and the gradients of parameters that several groups hold."""

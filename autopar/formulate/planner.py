@@ -81,7 +81,7 @@ class Planner:
             raise ConfigError(f"config can't be laid out on this model: {scenario.name}. Change a degree.")
         if straggler == 1.0:
             return self._record(solved, None, began)
-        record = self._record(with_straggler(solved, straggler, self.pricer), None, began)
+        record = self._record(with_straggler(solved, straggler), None, began)
         said = f"one device of those that work longest takes {straggler:g} times as long; the others wait for it"
         return replace(record, assumptions=(*record.assumptions, said))
 
@@ -119,7 +119,7 @@ class Planner:
         return assemble(
             solved, self.graph, self.cluster, self.request,
             Fingerprint(self.graph.digest, self.pricer.identity(), self.cluster.device.name),
-            limit_bytes=self.limit_bytes, assumptions=self._assumptions(solved.setting), lower_bound_s=bound_s,
+            assumptions=self._assumptions(solved.setting), lower_bound_s=bound_s,
             trace_s=self.trace_s, search_s=time.process_time() - began,
         )  # fmt: skip
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autopar.cluster import Cluster
+from autopar.cluster import Cluster, Device, device_of
 from autopar.cost.layer import figures_of
+from autopar.cost.mixed import MixedPricer
 from autopar.cost.orders import Shape
 from autopar.cost.pricer import Pricer
 from autopar.errors import InfeasibleError, PlanError
 from autopar.formulate.carried import carried_work, layer_costs
+from autopar.formulate.ground import EvenGround, Ground, ground_on
 from autopar.formulate.piped import add_up, run
 from autopar.formulate.predict import Layers, Prediction, predict, shares
 from autopar.plan import CarriedCosts, PlanRecord
@@ -27,13 +29,15 @@ def recost(record: PlanRecord, pricer: Pricer) -> PlanRecord:
     used = len({device for stage in record.stages for device in stage.devices})
     if used > cluster.devices:
         raise PlanError(f"the plan runs on {used} devices, {cluster.name} has {cluster.devices}: name a larger one.")
-    stages = _priced(record, pricer)
-    found, costs = _together(record, stages, pricer) if record.pp_degree > 1 else _alone(record, stages[0])
-    memory = {**record.memory_by_category, "reserve": cluster.device.reserve_bytes}
+    ground = _ground(record, pricer)
+    stages = _priced(record, ground)
+    found, costs = _together(record, stages, ground) if record.pp_degree > 1 else _alone(record, stages[0])
+    sites, device = [pricer.cluster.device for pricer in ground.pricers], device_of(cluster, record.placement)
+    memory = {**record.memory_by_category, "reserve": max(site.reserve_bytes for site in sites)}
     step_s, peak_bytes = found.step_time_s, sum(memory.values())
     faster = record.step_time_s / step_s
     rate = record.tflops_per_device * faster
-    best = cluster.device.peak_flops_per_s.get(record.request.policy.compute)
+    best = device.peak_flops_per_s.get(record.request.policy.compute)
     return replace(
         record,
         request=replace(record.request, cluster=cluster.name, device=cluster.device.name, devices=cluster.devices),
@@ -46,7 +50,7 @@ def recost(record: PlanRecord, pricer: Pricer) -> PlanRecord:
         peak_memory_bytes=peak_bytes,
         peak_tensor_bytes=peak_bytes - memory["reserve"],
         memory_by_category=memory,
-        feasible=peak_bytes - memory["reserve"] <= cluster.device.limit_bytes(record.request.memory_limit_bytes),
+        feasible=not tight_groups(record, sites),
         exposed_comm_s=found.by_kind_s.get("communication", 0.0),
         bubble_s=found.by_kind_s.get("bubble", 0.0),
         lower_bound_s=None,
@@ -57,18 +61,37 @@ def recost(record: PlanRecord, pricer: Pricer) -> PlanRecord:
             f"chosen for {record.request.cluster}, priced anew for {cluster.name}",
             *pricer.assumptions,
         ),
-        energy_j=_times(cluster.device.power_w, used * step_s),
-        step_price=_times(cluster.device.price_per_hour, used * step_s / 3600),
+        energy_j=_times(device.power_w, used * step_s),
+        step_price=_times(device.price_per_hour, used * step_s / 3600),
         time_by_kind_s=found.by_kind_s,
         costs=costs,
         alternatives=(),
     )
 
 
-def _priced(record: PlanRecord, pricer: Pricer) -> list[list[Layers]]:
-    """The layers of each stage with their figures on the pricer's cluster."""
+def _ground(record: PlanRecord, pricer: Pricer) -> Ground:
+    """Where the plan's groups stand: on a mixed cluster where it was placed, else one after the other."""
+    groups, size = record.pp_degree, len(record.stages[0].devices)
+    if not isinstance(pricer, MixedPricer):
+        return EvenGround(pricer, groups, size)
+    if max(record.placement) >= pricer.cluster.devices:
+        raise PlanError(f"the plan is placed on device {max(record.placement)}, {pricer.cluster.name} has "
+                        f"{pricer.cluster.devices}: plan anew for it.")  # fmt: skip
+    return ground_on(pricer, tuple(record.placement[g * size : (g + 1) * size] for g in range(groups)))
+
+
+def tight_groups(record: PlanRecord, devices: Sequence[Device]) -> list[int]:
+    """The groups whose tensors their devices can't hold, under the limit that the plan was made for."""
+    asked = record.request.memory_limit_bytes
+    held = [sum(m.values()) - m.get("reserve", 0) for m in record.costs.group_memory] or [record.peak_tensor_bytes]
+    return [g for g, (b, device) in enumerate(zip(held, devices, strict=True)) if b > device.limit_bytes(asked)]
+
+
+def _priced(record: PlanRecord, ground: Ground) -> list[list[Layers]]:
+    """The layers of each stage with their figures on the devices where it stands."""
     stages: list[list[Layers]] = [[] for _ in record.stages]
     for cost, work in zip(record.costs.layers, carried_work(record.costs), strict=True):
+        pricer = ground.pricers[cost.stage % record.pp_degree]
         stages[cost.stage].append(Layers(cost.run, figures_of(work, pricer), cost.count))
     return stages
 
@@ -79,11 +102,11 @@ def _alone(record: PlanRecord, layers: Sequence[Layers]) -> tuple[Prediction, Ca
 
 
 def _together(
-    record: PlanRecord, stages: Sequence[Sequence[Layers]], pricer: Pricer
+    record: PlanRecord, stages: Sequence[Sequence[Layers]], ground: Ground
 ) -> tuple[Prediction, CarriedCosts]:
     groups, carried = record.pp_degree, record.costs
     shape = Shape(record.schedule, groups, len(stages) // groups, record.num_microbatches)
-    time = run(shape, [_passes_s(s) for s in stages], carried.between, len(record.stages[0].devices), pricer)
+    time = run(shape, [_passes_s(s) for s in stages], carried.between, ground)
     alone = [predict([x for s in stages[g::groups] for x in s], record.num_microbatches, 0) for g in range(groups)]
     costs = layer_costs(stages, carried.between, time.cut_s, time.shared_s, carried.group_memory)
     return add_up(alone, time), costs

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from autopar.cluster import Cluster
 from autopar.cost.pricer import Pricer
 from autopar.engine.stack import StackOptions, solve_stack
 from autopar.engine.stack_problem import Run, StackSolution, Status
@@ -21,11 +22,12 @@ __all__ = ["Budget", "Column", "SolvedScenario", "StageScenario"]
 
 @dataclass(frozen=True)
 class SolvedScenario:
-    """The stack solution of a scenario, with the columns its walks index (by run)."""
+    """The stack solution of a scenario, with the columns its walks index (by run), on devices of `site`."""
 
     setting: Setting
     columns: tuple[tuple[Column, ...], ...]
     solution: StackSolution
+    site: Cluster
 
 
 @dataclass
@@ -74,12 +76,15 @@ class StageScenario:
     def solve(self, cutoff_s: float | None = None) -> SolvedScenario:
         """Price the strategies worth having, and choose for every layer."""
         if not self._chains.possible:
-            return SolvedScenario(self.setting, (), StackSolution(Status.INFEASIBLE, np.inf, np.inf))
+            return self._solved((), StackSolution(Status.INFEASIBLE, np.inf, np.inf))
         self._chains.refined_tables()
         columns = self._chains.columns()
         self._chains.forget()
         options = StackOptions(cutoff_s=np.inf if cutoff_s is None else cutoff_s)
-        return SolvedScenario(self.setting, columns, self._solve_stack(columns, self.budget.limit_bytes, options))
+        return self._solved(columns, self._solve_stack(columns, self.budget.limit_bytes, options))
+
+    def _solved(self, columns: tuple[tuple[Column, ...], ...], solution: StackSolution) -> SolvedScenario:
+        return SolvedScenario(self.setting, columns, solution, self.pricer.cluster)
 
     def families(self, cutoff_s: float) -> Iterator[SolvedScenario]:
         """The best below `cutoff_s` with one ZeRO level and recomputation in all layers that have such a strategy."""
@@ -93,7 +98,7 @@ class StageScenario:
             mine = tuple(_of_family(run, zero, recompute) for run in columns)
             solution = self._solve_stack(mine, self.budget.limit_bytes, options)
             if solution.walks:
-                yield SolvedScenario(self.setting, mine, solution)
+                yield self._solved(mine, solution)
 
     def enough_bytes(self) -> float:
         """A limit under which `solve` has an answer, near the least there is; inf where nothing is legal."""

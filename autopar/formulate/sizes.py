@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from math import inf, prod
 from time import monotonic
 
+from autopar.cluster import MixedCluster
+from autopar.cost.mixed import MixedPricer
 from autopar.cost.roofline import flop_rate
 from autopar.cost.states import STATE_BYTES
 from autopar.cost.work import model_flops
@@ -27,6 +29,8 @@ NO_SLOWER = 1e-6
 """What a plan on fewer devices may be slower, as a share, to count as as fast: sums differ by rounding."""
 NEAR = 1.02
 """How near the least memory is come to."""
+PARTS_TRIED = 3
+"""Parts of a mixed cluster that are looked at alone."""
 PATIENCE = 2
 """Sizes without a gain after which no larger one is looked at."""
 
@@ -57,6 +61,8 @@ class Sizes:
     def searched(self) -> list[Searched]:
         """The sizes looked at, all or the pinned one among them."""
         request, pinned = self.space.request, self.space.pinned_devices
+        if isinstance(self.space.pricer, MixedPricer) and request.objective != "memory" and not pinned:
+            return list(self._of_parts(self.space.pricer.cluster))
         if request.objective == "memory":
             return [self._least_memory(pinned or request.devices)]
         if pinned:
@@ -65,6 +71,23 @@ class Sizes:
             return list(self._fewest_device_seconds())
         whole = self._on(request.devices)
         return [whole, *(self._faster(whole) if whole.answer.best else self._possible(whole))]
+
+    def _of_parts(self, cluster: MixedCluster) -> Iterator[Searched]:
+        """All devices of a mixed cluster, then its strongest parts alone as far as they do better."""
+        whole = self._on(cluster.devices)
+        yield whole
+        weighs = self.space.request.objective in PER_DEVICE
+        best = whole.best_s * (cluster.devices if weighs else 1)
+        dtype = self.space.request.policy.compute
+        strongest = sorted(cluster.parts, key=lambda part: -part.devices * flop_rate(part.device, dtype))
+        for part in strongest[:PARTS_TRIED]:
+            space, weight = self.space.on_part(part), part.devices if weighs else 1
+            limit = min(self.limit_bytes, part.device.limit_bytes(space.request.memory_limit_bytes))
+            alone = Sizes(space, limit, self.top, self.end_s)
+            if monotonic() < self.end_s and alone._least_s(part.devices) * weight < best:
+                found = alone._on(part.devices, best / weight)
+                best = min(best, found.best_s * weight)
+                yield found
 
     # --- which --------------------------------------------------------------------------------------------------------
 

@@ -8,10 +8,12 @@ from math import prod
 from typing import TypeAlias
 
 from autopar.cluster import Cluster
+from autopar.cost.mixed import MixedPricer
 from autopar.cost.pricer import Pricer
 from autopar.errors import ConfigError
 from autopar.formulate.chains import Known
 from autopar.formulate.config import Constraint, ManualConfig, microbatch_count, parse_constraints
+from autopar.formulate.ground import even_devices, ground_on
 from autopar.formulate.mesh import config_mesh, search_meshes
 from autopar.formulate.pins import Pins, covered_ops, pins_of, pins_of_constraints
 from autopar.formulate.pipeline import PipelineScenario
@@ -54,22 +56,51 @@ class Space:
         constraints = self.constraints
         _refuse_unmatched(constraints, self.graph)
         budget = Budget(limit, self.request.policy, self.request.optimizer)
-        known = Known(self.pricer)
-        one_stage = all(c.key != "pp" or c.value == "1" for c in constraints)
-        for mesh in search_meshes(self.cluster, devices) if one_stage else ():
+        all_known = known = Known(self.pricer)
+        pricer = self._in_step(devices)
+        budget, known = self._capped(budget, pricer), known if pricer is self.pricer else known.priced(pricer)
+        for mesh in search_meshes(pricer.cluster, devices) if self._one_stage(devices) else ():
             pins = pins_of_constraints(constraints, mesh, self.graph)
             if pins is None:
                 continue
-            relayouts = RelayoutPrices(self.pricer, mesh)
+            relayouts = RelayoutPrices(pricer, mesh)
             for last, count in self._microbatch_counts(mesh, pins[-1], constraints):
                 runs = known.runs(self.graph, [*pins[:-1], last])
                 setting = Setting(mesh, self.request.global_batch // count, count)
-                yield StageScenario(runs, setting, self.pricer, budget, relayouts, known)
-        yield from self._pipelines(limit, known).searched(devices, constraints)
+                yield StageScenario(runs, setting, pricer, budget, relayouts, known)
+        yield from self._pipelines(limit, all_known).searched(devices, constraints)
 
     def _pipelines(self, limit: int | None, known: Known) -> Pipelines:
         budget = Budget(limit, self.request.policy, self.request.optimizer)
-        return Pipelines(self.graph, self.pricer, self.request.global_batch, budget, known)
+        asked = self.request.memory_limit_bytes
+        return Pipelines(self.graph, self.pricer, self.request.global_batch, budget, known, asked)
+
+    def on_part(self, part: Cluster) -> Space:
+        """The plans that use one part of a mixed cluster alone."""
+        pricer = self.pricer.alone(part) if isinstance(self.pricer, MixedPricer) else self.pricer
+        return replace(self, cluster=part, pricer=pricer, request=replace(self.request, devices=part.devices))
+
+    def _one_stage(self, devices: int) -> bool:
+        """Whether one stage is looked at: constraints allow it, or force it where devices are of different networks."""
+        wanted = {c.value for c in self.constraints if c.key == "pp"}
+        if not isinstance(self.pricer, MixedPricer) or "1" in wanted:
+            return wanted <= {"1"}
+        cluster = self.pricer.cluster
+        used = {cluster.part_of_node(cluster.node_of_device(d)).network for d in range(devices)}
+        return not wanted and len(used) == 1
+
+    def _in_step(self, devices: int) -> Pricer:
+        """What things cost where the first devices all work on one stage."""
+        if not isinstance(self.pricer, MixedPricer):
+            return self.pricer
+        return ground_on(self.pricer, even_devices(1, devices)).pricers[0]
+
+    def _capped(self, budget: Budget, pricer: Pricer) -> Budget:
+        """The budget, but for no more than devices in step may hold."""
+        if budget.limit_bytes is None or pricer is self.pricer:
+            return budget
+        holds = pricer.cluster.device.limit_bytes(self.request.memory_limit_bytes)
+        return replace(budget, limit_bytes=min(budget.limit_bytes, holds))
 
     def _microbatch_counts(
         self, mesh: tuple[MeshAxis, ...], pins: Pins, constraints: Sequence[Constraint]
@@ -120,8 +151,10 @@ class Space:
         ]
         runs = layer_runs(self.graph, pins)
         setting = Setting(mesh, batch, count)
-        budget = Budget(limit, self.request.policy, self.request.optimizer)
-        return StageScenario(runs, setting, self.pricer, budget, RelayoutPrices(self.pricer, mesh), Known(self.pricer))
+        budget, pricer = Budget(limit, self.request.policy, self.request.optimizer), self._in_step(config.devices)
+        return StageScenario(
+            runs, setting, pricer, self._capped(budget, pricer), RelayoutPrices(pricer, mesh), Known(pricer)
+        )
 
 
 def _refuse_unmatched(constraints: Sequence[Constraint], graph: OpGraph) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import isfinite, prod
+from math import isfinite
 
-from autopar.cost.pricer import Pricer
 from autopar.errors import ConfigError
 from autopar.formulate.assemble import Solved
 from autopar.formulate.book import GroupPlan, StagePart
@@ -15,7 +14,7 @@ from autopar.formulate.pipeline import SolvedPipeline
 from autopar.formulate.scenario import SolvedScenario
 
 
-def with_straggler(solved: Solved, factor: float, pricer: Pricer) -> Solved:
+def with_straggler(solved: Solved, factor: float) -> Solved:
     """One device of the stages that work longest takes `factor` times as long for all but what it sends.
 
     Raises ConfigError for factors below 1.
@@ -24,15 +23,15 @@ def with_straggler(solved: Solved, factor: float, pricer: Pricer) -> Solved:
         raise ConfigError(f"straggler={factor}: give how many times as long a device takes, 1 or more")
     if isinstance(solved, SolvedScenario):
         return replace(solved, columns=tuple(tuple(_slowed(c, factor) for c in own) for own in solved.columns))
-    return _in_pipeline(solved, factor, pricer)
+    return _in_pipeline(solved, factor)
 
 
-def _in_pipeline(solved: SolvedPipeline, factor: float, pricer: Pricer) -> SolvedPipeline:
+def _in_pipeline(solved: SolvedPipeline, factor: float) -> SolvedPipeline:
     busiest = solved.time.simulation.busiest
     groups = tuple(_slowed_group(g, factor) if i == busiest else g for i, g in enumerate(solved.groups))
     found = replace(solved, groups=groups)
     seconds = [(s.forward_s, s.backward_s, s.step_s) for s in found.stages]
-    return replace(found, time=run(solved.shape, seconds, solved.between, prod(solved.setting.sizes), pricer))
+    return replace(found, time=run(solved.shape, seconds, solved.between, solved.ground))
 
 
 def _slowed_group(group: GroupPlan, factor: float) -> GroupPlan:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from autopar.placement.matching import bottleneck
-from autopar.placement.path import shortest_path
+from autopar.placement.path import EXACT, shortest_path
 from autopar.placement.problem import Floats, Groups, PlacementProblem
 
 Mix: TypeAlias = tuple[int, ...]
@@ -78,11 +78,15 @@ class Classes:
         return self._hops[key]
 
     def ordered(self, mixes: tuple[Mix, ...]) -> tuple[Mix, ...]:
-        """The groups along the shortest way through them."""
-        lengths = np.zeros((len(mixes), len(mixes)))
-        for a, b in combinations(range(len(mixes)), 2):
-            lengths[a, b] = lengths[b, a] = self.hop_s(mixes[a], mixes[b])
-        return tuple(mixes[g] for g in shortest_path(lengths))
+        """The groups along the shortest way through them; of very many equal ones follow one another."""
+        points = list(dict.fromkeys(mixes)) if len(mixes) > EXACT else list(mixes)
+        lengths = np.zeros((len(points), len(points)))
+        for a, b in combinations(range(len(points)), 2):
+            lengths[a, b] = lengths[b, a] = self.hop_s(points[a], points[b])
+        path = [points[g] for g in shortest_path(lengths)]
+        return (
+            tuple(mix for point in path for mix in [point] * mixes.count(point)) if len(mixes) > EXACT else tuple(path)
+        )
 
     @cached_property
     def near(self) -> frozenset[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import combinations, product
 from random import Random
 
@@ -17,6 +18,8 @@ from autopar.placement.problem import Groups, Placement, PlacementProblem, place
 
 EXHAUSTIVE = 9
 """Places up to which all placements are tried."""
+EFFORT = 50_000
+"""Exchanges tried at most."""
 ROUNDS = 30
 """Times that a placement is shaken and mended."""
 SHAKEN = 3
@@ -27,8 +30,11 @@ LESS = 1 - 1e-12
 Mixes = tuple[Mix, ...]
 
 
-def place(problem: PlacementProblem, rounds: int = ROUNDS, seed: int = 0) -> Placement:
-    """A placement of low cost; the least where there are at most `EXHAUSTIVE` places. The same for the same seed."""
+def place(problem: PlacementProblem, rounds: int = ROUNDS, effort: int = EFFORT, seed: int = 0) -> Placement:
+    """A placement of low cost; the least where there are at most `EXHAUSTIVE` places. The same for the same seed.
+
+    At most `effort` exchanges are tried, in so many rounds at most.
+    """
     classes = Classes(problem)
     start = tuple(map(classes.mix, problem.start))
     if len(set(classes.of_place)) == 1:
@@ -36,7 +42,7 @@ def place(problem: PlacementProblem, rounds: int = ROUNDS, seed: int = 0) -> Pla
     elif problem.places <= EXHAUSTIVE:
         found = min(map(classes.ordered, _all_mixes(classes, start)), key=classes.cost_s)
     else:
-        found = _searched(classes, start, rounds, Random(seed))
+        found = _Exchange(classes, Random(seed), iter(range(effort))).searched(start, rounds)
     return placed(problem, classes.groups(found), lower_bound(problem))
 
 
@@ -59,17 +65,51 @@ def _groupings(places: tuple[int, ...], size: int) -> Iterator[Groups]:
             yield ((places[0], *others), *rest)
 
 
-def _searched(classes: Classes, start: Mixes, rounds: int, random: Random) -> Mixes:
-    """The best of the starts, mended, then shaken and mended so many times."""
-    mended = [_mended(classes, classes.ordered(mixes), random) for mixes in (start, *_other_starts(classes, start))]
-    best = min(mended, key=classes.cost_s)
-    for _ in range(rounds):
-        shaken = best
-        for _ in range(SHAKEN):
-            shaken = next(_exchanges(classes, shaken, random), shaken)
-        tried = _mended(classes, classes.ordered(shaken), random)
-        best = tried if classes.cost_s(tried) < classes.cost_s(best) else best
-    return best
+@dataclass
+class _Exchange:
+    """Search by exchange, until nothing is left of the `effort`."""
+
+    classes: Classes
+    random: Random
+    effort: Iterator[int]
+
+    def searched(self, start: Mixes, rounds: int) -> Mixes:
+        """The best of the starts, mended, then shaken and mended so many times."""
+        ordered, cost_s = self.classes.ordered, self.classes.cost_s
+        best = min((self._mended(ordered(m)) for m in (start, *_other_starts(self.classes, start))), key=cost_s)
+        for _ in range(rounds):
+            shaken = best
+            for _ in range(SHAKEN):
+                shaken = next(self._exchanges(shaken), shaken)
+            best = min(best, self._mended(ordered(shaken)), key=cost_s)
+        return best
+
+    def _mended(self, mixes: Mixes) -> Mixes:
+        """Exchange while that helps, and order the groups anew, until neither does."""
+        cost_s, best = self.classes.cost_s, self.classes.cost_s(mixes)
+        while True:
+            better = next((g for g in self._exchanges(mixes) if cost_s(g) < best * LESS), None)
+            if better is None:
+                better = self.classes.ordered(mixes)
+                if cost_s(better) >= best * LESS:
+                    return mixes
+            mixes, best = better, cost_s(better)
+
+    def _exchanges(self, mixes: Mixes) -> Iterator[Mixes]:
+        """The groups after exchanging 1, 2, 4, ... places of a class for those of another one of the same kind."""
+        kind, pairs = self.classes.kind, list(combinations(range(len(mixes)), 2))
+        self.random.shuffle(pairs)
+        for a, b in pairs:
+            ways = [(p, q) for p, q in product(dict.fromkeys(mixes[a]), dict.fromkeys(mixes[b])) if p != q]
+            self.random.shuffle(ways)
+            for p, q in ways:
+                most = min(mixes[a].count(p), mixes[b].count(q)) if kind(p) == kind(q) else 0
+                for count in (1 << n for n in range(most.bit_length())):
+                    if next(self.effort, None) is None:
+                        return
+                    changed = list(mixes)
+                    changed[a], changed[b] = _changed(mixes[a], p, q, count), _changed(mixes[b], q, p, count)
+                    yield tuple(changed)
 
 
 def _other_starts(classes: Classes, start: Mixes) -> Iterator[Mixes]:
@@ -84,33 +124,6 @@ def _other_starts(classes: Classes, start: Mixes) -> Iterator[Mixes]:
         seen[c] += 1
     for line in (sorted(own), [c for _, _, c in sorted(along)]):
         yield tuple(tuple(sorted(line[at : at + size])) for at in range(0, len(line), size))
-
-
-def _mended(classes: Classes, mixes: Mixes, random: Random) -> Mixes:
-    """Exchange while that helps, and order the groups anew, until neither does."""
-    best = classes.cost_s(mixes)
-    while True:
-        better = next((g for g in _exchanges(classes, mixes, random) if classes.cost_s(g) < best * LESS), None)
-        if better is None:
-            better = classes.ordered(mixes)
-            if classes.cost_s(better) >= best * LESS:
-                return mixes
-        mixes, best = better, classes.cost_s(better)
-
-
-def _exchanges(classes: Classes, mixes: Mixes, random: Random) -> Iterator[Mixes]:
-    """The groups after each exchange of 1, 2, 4, ... places of a class for those of another one of the same kind."""
-    pairs = list(combinations(range(len(mixes)), 2))
-    random.shuffle(pairs)
-    for a, b in pairs:
-        ways = [(p, q) for p, q in product(dict.fromkeys(mixes[a]), dict.fromkeys(mixes[b])) if p != q]
-        random.shuffle(ways)
-        for p, q in ways:
-            most = min(mixes[a].count(p), mixes[b].count(q))
-            for count in (1 << n for n in range(most.bit_length())) if classes.kind(p) == classes.kind(q) else ():
-                changed = list(mixes)
-                changed[a], changed[b] = _changed(mixes[a], p, q, count), _changed(mixes[b], q, p, count)
-                yield tuple(changed)
 
 
 def _changed(mix: Mix, old: int, new: int, count: int) -> Mix:

@@ -41,7 +41,9 @@ def spanning_seconds(lengths: Floats, pieces: int = 1) -> float:
     piece, total, left = list(range(points)), 0.0, points - pieces
     for edge in np.argsort(lengths[rows, columns], kind="stable").tolist():
         one, other = _root(piece, int(rows[edge])), _root(piece, int(columns[edge]))
-        if left and one != other:
+        if not left:
+            break
+        if one != other:
             piece[one] = other
             total += float(lengths[rows[edge], columns[edge]])
             left -= 1

@@ -93,7 +93,8 @@ def placed(problem: PlacementProblem, groups: Groups, lower_bound_s: float) -> P
     """The placement of groups in this order, the places of each put where their partners in front are."""
     lined, hops = [groups[0]], []
     for _, behind in pairwise(groups):
-        seconds, partner = bottleneck(problem.hop_s[np.ix_(list(lined[-1]), list(behind))])
+        costs = problem.hop_s[np.ix_(list(lined[-1]), list(behind))]
+        seconds, partner = bottleneck(costs)
         hops.append(seconds)
-        lined.append(tuple(behind[i] for i in partner))
+        lined.append(behind if np.diag(costs).max() <= seconds else tuple(behind[i] for i in partner))
     return Placement(tuple(lined), max(sum_seconds(problem, g) for g in groups), tuple(hops), lower_bound_s)

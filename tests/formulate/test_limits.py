@@ -10,6 +10,7 @@ from math import inf
 import pytest
 
 from autopar.choices import parse_bytes
+from autopar.cost.roofline import RooflinePricer
 from autopar.errors import ConfigError, InfeasibleError
 from autopar.formulate.config import ManualConfig
 from autopar.formulate.ladder import coarse_ladder
@@ -39,7 +40,8 @@ def test_no_limit_is_above_the_memory_there_is() -> None:
     """A plan that needs more than the device has doesn't fit, however high the limit that is asked for."""
     small = planner("mlp", limit_bytes=1 << 50)
     device = replace(small.cluster.device, usable_bytes=10 << 20, reserve_bytes=0)
-    small = replace(small, cluster=replace(small.cluster, device=device))
+    where = replace(small.cluster, device=device)
+    small = replace(small, cluster=where, pricer=RooflinePricer(where))
     assert not small.estimate(ManualConfig(dp=2)).feasible
     with pytest.raises(InfeasibleError, match=r"the limit is 10\.00 MiB"):
         small.plan()

@@ -83,7 +83,8 @@ class DeviceModel:
 
     def seconds(self, family: str, sizes: Sizes, dtype: str, variants: Sequence[str] = ("",)) -> Array:
         """Seconds of calls, shape (calls,), by the first of `variants` that is known."""
-        return FORMS[family].seconds(self.known(family, dtype, variants).values, sizes, self.hardware(dtype))
+        usual = FORMS[family].seconds(self.known(family, dtype, variants).values, sizes, self.hardware(dtype))
+        return usual if self.device.speed == 1.0 or family == "collectives" else usual / self.device.speed
 
     def known(self, family: str, dtype: str, variants: Sequence[str] = ("",)) -> Known:
         """The constants that stand for calls of the first of `variants` that is known."""
