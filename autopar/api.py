@@ -320,7 +320,7 @@ def _require_device(record: PlanRecord) -> None:
     from autopar.ranks import local_device
 
     here = local_cluster(local_device()).device.name
-    if not same_device(here, record.fingerprint.device):
+    if not any(same_device(here, name) for name in record.fingerprint.device.split(" + ")):
         raise PlanError(
             f"the plan was made for devices of kind {record.fingerprint.device!r}, this rank has {here!r}: its "
             "times and limits don't hold here. Plan with cluster='local', or for a cluster of this device."

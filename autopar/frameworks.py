@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from autopar import __version__
 from autopar.choices import listed
-from autopar.cluster import Cluster
+from autopar.cluster import Cluster, MixedCluster
 from autopar.cost.states import STATE_BYTES
 from autopar.errors import ConfigError
 from autopar.formulate.config import ManualConfig, microbatch_count
@@ -42,6 +42,11 @@ def predict(
     began = time.process_time()
     if not 1 <= straggler < inf:
         raise ConfigError(f"straggler={straggler}: give how many times as long a device takes, 1 or more")
+    if isinstance(cluster, MixedCluster):
+        raise ConfigError(
+            f"framework={config.framework}: predicted on equal nodes only, and those of {cluster.name!r} differ; give "
+            "another cluster, or framework=autopar"
+        )
     states = STATE_BYTES.get(request.optimizer)
     layout = layout_of(config, shape, cluster, request.global_batch, dtype)
     layout = layout if states is None else replace(layout, state_bytes=states)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import pairwise
 from typing import Protocol
@@ -55,6 +55,7 @@ class EvenGround:
     pricer: Pricer
     groups: int
     size: int
+    _known: dict[CollectiveKey, float] = field(default_factory=dict, repr=False)
 
     @property
     def devices(self) -> Devices:
@@ -72,7 +73,10 @@ class EvenGround:
         apart = (other - one) * self.size
         if one * self.size // node != other * self.size // node:
             apart = max(apart, node)
-        return float(self.pricer.collectives([CollectiveKey(kind, size_bytes, len(groups), apart)]).seconds[0])
+        key = CollectiveKey(kind, size_bytes, len(groups), apart)
+        if key not in self._known:
+            self._known[key] = float(self.pricer.collectives([key]).seconds[0])
+        return self._known[key]
 
 
 @dataclass(frozen=True, eq=False)

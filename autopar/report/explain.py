@@ -81,6 +81,9 @@ def _stage(record: PlanRecord, number: int) -> Iterator[str]:
     stage = record.stages[number]
     mesh = " x ".join(f"{axis.name}={axis.size}" for axis in stage.mesh) or "one device"
     yield f"Stage {number}: {len(stage.devices)} devices {_ranks(stage.devices)}, mesh {mesh}"
+    there = [record.placement[rank] for rank in stage.devices]
+    if there != list(stage.devices):
+        yield f"  on the cluster's devices {_ranks(tuple(there))}"
     for first, last, strategy in _groups(stage):
         names = record.layer_names[stage.first_layer + first : stage.first_layer + last + 1]
         yield from wrap(f"{name_span(names)}: {strategy_text(strategy, stage.mesh)}", "  ", "    ")
