@@ -19,7 +19,7 @@ from autopar.emit.crossing import check_stages
 from autopar.emit.groups import StageGroups
 from autopar.emit.inputs import Names
 from autopar.emit.joined import join, stage_alone
-from autopar.emit.loss_weights import EqualWeights, Weights, microbatch_weights
+from autopar.emit.loss_weights import Weights, equal_means, microbatch_weights
 from autopar.emit.module import ParallelModule, Runtime
 from autopar.emit.parameters import local
 from autopar.emit.pipeline import PipelinedStage
@@ -45,11 +45,12 @@ def emit(
     """Build the module that runs `record` on this rank: collective over the job.
 
     `graph` is the trace of `module`, whose values (or, on meta, initialisers) the parameters get; the module itself is
-    left as it is. `loss`: `global` weights microbatches by what they count in the loss, `mean_of_means` equally.
+    left as it is. `loss`: `global` weights microbatches by what they count in the loss, `mean_of_means`
+    equally, and so replicas.
     `source`: a folder of files written by `write_source`, which are run.
     Raises PlanError where plan, graph and job don't belong together, EmitError on what can't be run.
     """
-    check(record, graph, loss)
+    check(record, graph, loss, source)
     device = torch.device(device)
     together = dist.is_initialized() and dist.get_world_size() > 1
     if together:
@@ -100,7 +101,7 @@ def _build(
         builders, rows, pipeline = join(record, graph, device, loss, sources)
     else:
         stage = record.stages[0]
-        builders = [Builder(record, graph, stage, StageGroups(stage, device), source=sources[0])]
+        builders = [Builder(record, graph, stage, StageGroups(stage, device), source=sources[0], loss=loss)]
         rows = _rows(builders[0], loss)
     pm = ParallelModule(graph, record, Names(module, graph.constants), rows, pipeline)
     runtimes: list[Runtime] = []
@@ -120,11 +121,12 @@ def _build(
 
 def _rows(builder: Builder, loss: str) -> Rows:
     """The rows of the ranks of a plan of one stage."""
-    weights: Weights = EqualWeights("mean")
+    data_axes = builder.placements[0].data_axes
+    weights: Weights = equal_means(builder.graph, builder.groups.ways(data_axes))
     if loss == "global":
         visits, programs = zip(*((p.visit, p.program) for p in builder.placements), strict=True)
         weights = microbatch_weights(builder.graph, visits, programs, builder.arrival, builder.groups)
-    return Rows(builder.groups, builder.placements[0].data_axes, weights, builder.record.global_microbatch)
+    return Rows(builder.groups, data_axes, weights, builder.record.global_microbatch)
 
 
 def fill(runtimes: Sequence[Runtime], wholes: Iterable[tuple[str, Tensor]], aliases: Mapping[str, str]) -> None:
@@ -141,11 +143,13 @@ def fill(runtimes: Sequence[Runtime], wholes: Iterable[tuple[str, Tensor]], alia
                     runtime.buffers[name].copy_(whole)
 
 
-def check(record: PlanRecord, graph: OpGraph, loss: str) -> None:
+def check(record: PlanRecord, graph: OpGraph, loss: str, source: Path | None = None) -> None:
     """Raise PlanError or EmitError, saying what differs, if the plan can't be run on this graph by this job."""
     if loss not in ("global", "mean_of_means"):
         raise EmitError(f"loss={loss!r}; it is 'global' or 'mean_of_means'.")
     check_graph(record, graph)
+    if source is not None and loss != "global":
+        raise EmitError(f"loss={loss!r}: sources are written for the global loss; leave one of the two out.")
     _check_pipeline(record, graph)
     if record.request.policy.compute == "float16":
         raise EmitError(

@@ -10,11 +10,12 @@ import torch.distributed as dist
 
 from autopar.emit.crossing import Comparison, mesh_sizes, plan_ports
 from autopar.emit.groups import Axes, StageGroups
-from autopar.emit.loss_weights import EqualWeights, Weights, microbatch_weights
+from autopar.emit.loss_weights import Weights, equal_means, microbatch_weights
 from autopar.emit.pipeline import Feed, Pipeline
+from autopar.emit.placements import arrival_layouts, place_layers
 from autopar.emit.rows import Rows
 from autopar.emit.source.read import StageSource
-from autopar.emit.stage import Builder, Link, arrival_layouts, place_layers
+from autopar.emit.stage import Builder, Link
 from autopar.emit.storage import Storage
 from autopar.emit.teams import Teams
 from autopar.errors import PlanError
@@ -37,7 +38,7 @@ def join(
     groups = [made.setdefault((stage.devices, stage.mesh), StageGroups(stage, device)) for stage in stages]
     both = Comparison.of(stages)
     links = plan_links(record, graph, feed, both)
-    builders = [Builder(record, graph, *each) for each in zip(stages, groups, links, sources, strict=True)]
+    builders = [Builder(record, graph, *each, loss) for each in zip(stages, groups, links, sources, strict=True)]
     _check_tied(builders, both)
     teams = Teams(graph, stages, count, record.schedule)
     rows = _rows(graph, stages[:count], builders[0], teams.team or 0, loss)
@@ -77,7 +78,7 @@ def _rows(graph: OpGraph, firsts: tuple[StagePlan, ...], builder: Builder, team:
 def _weights(graph: OpGraph, groups: StageGroups, axes: Axes, loss: str) -> Weights:
     """What weighs microbatches: each rank counts in its own rows."""
     if loss != "global":
-        return EqualWeights("mean")
+        return equal_means(graph, groups.ways(axes))
     alone = StageGroups(stage_alone(graph), groups.device)
     visits, programs = zip(*((p.visit, p.program) for p in place_layers(graph, stage_alone(graph))), strict=True)
     arrival: dict[str, Layout] = dict.fromkeys(graph.inputs, ())

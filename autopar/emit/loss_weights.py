@@ -25,14 +25,20 @@ Weights: TypeAlias = Callable[[Sequence[dict[str, Tensor]], int], list[float]]
 
 
 class EqualWeights:
-    """Every microbatch has the same weight: 1 where the loss is a `sum`, else its equal share."""
+    """Every microbatch has the same weight: 1 where the loss is a `sum`, else its equal share (of `share`)."""
 
-    def __init__(self, kind: str) -> None:
-        self._sum = kind == "sum"
+    def __init__(self, kind: str, share: float = 1.0) -> None:
+        self._sum, self._share = kind == "sum", share
 
     def __call__(self, parts: Sequence[dict[str, Tensor]], _batch: int) -> list[float]:
         """The weight of each of `parts`."""
-        return [1.0 if self._sum else 1 / len(parts)] * len(parts)
+        return [self._share if self._sum else self._share / len(parts)] * len(parts)
+
+
+def equal_means(graph: OpGraph, replicas: int) -> EqualWeights:
+    """The weights of a mean of means: sums are those of all replicas, means their mean already."""
+    summed = graph.loss_form is not None and graph.loss_form.kind == "sum"
+    return EqualWeights("mean", 1 / replicas if summed else 1.0)
 
 
 class CountedWeights:

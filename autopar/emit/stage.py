@@ -10,84 +10,25 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from autopar.emit.crossing import Comparison, Port, mesh_sizes
-from autopar.emit.groups import Axes, StageGroups
+from autopar.emit.crossing import Comparison, Port
+from autopar.emit.groups import StageGroups
 from autopar.emit.layers import LayerModule, ParameterHolder, StageModule
+from autopar.emit.local_means import placed
 from autopar.emit.module import Runtime
 from autopar.emit.parameters import StageParameter, local
 from autopar.emit.pipeline import Feed, PipelinedStage
+from autopar.emit.placements import Placement, arrival_layouts
 from autopar.emit.program import ProgramCode, Submodule
 from autopar.emit.route import Route, Visit, plan_route
 from autopar.emit.source.read import StageSource
 from autopar.emit.split import WeightGradients
 from autopar.emit.storage import Storage, parameter_uses, plan_storage, shard
-from autopar.graph import REPLICATE, Layer, Layout, OpGraph
-from autopar.plan import LayerStrategy, PlanRecord, StagePlan
+from autopar.graph import REPLICATE, Layout, OpGraph
+from autopar.plan import PlanRecord, StagePlan
 from autopar.schedules import SPLIT
 from autopar.shard.localize import groups_of
-from autopar.shard.lower import lower_layer
-from autopar.shard.program import Program
 from autopar.shard.storage import Keeper
 from autopar.trace.torch_private import named_tensors
-
-
-def lower_stage(graph: OpGraph, stage: StagePlan) -> list[Program]:
-    """The program of each layer of the stage; equal ones are one object."""
-    sizes = mesh_sizes(stage)
-    found: dict[tuple[object, ...], Program] = {}
-    programs = []
-    for i, choice in enumerate(stage.assignment):
-        index = stage.first_layer + i
-        layer, front, behind = graph.layers[index], graph.cuts[index].main, graph.cuts[index + 1].main
-        places = [layer.inputs.index(n) if n in layer.inputs else -1 for n in (front, behind)]
-        places += [layer.outputs.index(behind)] if behind in layer.outputs else [-1]
-        key = (layer.class_index, choice, *places, repr(graph.values[front]), repr(graph.values[behind]))
-        if key not in found:
-            found[key] = lower_layer(graph, index, stage.strategies[choice], sizes)
-        programs.append(found[key])
-    return programs
-
-
-@dataclass(frozen=True)
-class Placement:
-    """A layer of the stage with its strategy, program and data axes."""
-
-    layer: Layer
-    strategy: LayerStrategy
-    program: Program
-    data_axes: Axes
-
-    @property
-    def visit(self) -> Visit:
-        """The layer's names and layouts on the stage's route."""
-        layouts, program = self.program.layouts, self.program
-        ins, outs = (tuple(layouts[n] for n in names) for names in (program.inputs, program.outputs))
-        return Visit(self.layer.inputs, ins, self.layer.outputs, outs)
-
-
-def place_layers(graph: OpGraph, stage: StagePlan) -> list[Placement]:
-    """Every layer of the stage, lowered."""
-    found = []
-    for i, program in enumerate(lower_stage(graph, stage)):
-        strategy = stage.strategies[stage.assignment[i]]
-        batch_dim = graph.values[graph.cuts[stage.first_layer + i].main].batch_dim
-        found.append(Placement(graph.layers[stage.first_layer + i], strategy, program, strategy.data_axes(batch_dim)))
-    return found
-
-
-def compared(visit: Visit, sizes: tuple[int, ...], both: Comparison) -> Visit:
-    """`visit` with its layouts over the axes that stages are compared on."""
-    ins, outs = (tuple(both.layout(x, sizes) for x in of) for of in (visit.input_layouts, visit.output_layouts))
-    return Visit(visit.inputs, ins, visit.outputs, outs)
-
-
-def arrival_layouts(graph: OpGraph, data_axes: Axes, axes: int) -> dict[str, Layout]:
-    """How the model's inputs lie when a rank is given its rows: split by samples over `data_axes`."""
-    found: dict[str, Layout] = {}
-    for name in graph.inputs:
-        dim = graph.values[name].batch_dim
-        found[name] = tuple(dim if a in data_axes and dim is not None else REPLICATE for a in range(axes))
-    return found
 
 
 @dataclass(frozen=True)
@@ -104,6 +45,12 @@ class Link:
     again: Set[str]
     feed: Feed
     both: Comparison
+
+
+def compared(visit: Visit, sizes: tuple[int, ...], both: Comparison) -> Visit:
+    """`visit` with its layouts over the axes that stages are compared on."""
+    ins, outs = (tuple(both.layout(x, sizes) for x in of) for of in (visit.input_layouts, visit.output_layouts))
+    return Visit(visit.inputs, ins, visit.outputs, outs)
 
 
 def stage_route(
@@ -130,10 +77,11 @@ class Builder:
         groups: StageGroups,
         link: Link | None = None,
         source: StageSource | None = None,
+        loss: str = "global",
     ) -> None:
         self.record, self.graph, self.stage, self.groups, self.link = record, graph, stage, groups, link
         self.source = source
-        self.placements = place_layers(graph, stage)
+        self.placements = placed(record, graph, stage, loss)
         found = plan_storages(graph, self.placements, record, len(stage.mesh))
         if link is not None:
             found = {n: s for n, s in found.items() if n not in link.elsewhere}

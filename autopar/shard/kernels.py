@@ -73,7 +73,7 @@ def cross_entropy(
         whole = SUM if reduction == MEAN else reduction
         total = torch.ops.aten.cross_entropy_loss.default(logits, target, weight, whole, ignore_index, label_smoothing)
     if reduction == MEAN:
-        total = total / _count(target != ignore_index, info.parts)
+        total = total / _count(target != ignore_index, info.parts) / info.means
     return total.to(logits.dtype)
 
 

@@ -45,6 +45,7 @@ class CallInfo(NamedTuple):
     nobody asks), of whose work all is `multiple` times this rank's (inf where this one has none).
     Of the first operand: `shape` is the whole shape, `dims` the share of each dim, `batch_dim` the dim along which its
     `samples` lie (-1, 1: none). `salt` tells the ops of a layer apart.
+    The result is this rank's part of a mean over so many `means`.
     """
 
     target: str
@@ -56,6 +57,7 @@ class CallInfo(NamedTuple):
     batch_dim: int = -1
     samples: int = 1
     salt: str = ""
+    means: int = 1
 
 
 SIZES_AT = {
@@ -115,6 +117,7 @@ def call_info(call: Call, program: Program, batch: int, group_name: GroupName, p
     classes = tuple(a for a, f in enumerate(call.factors) if f == "v")
     at = {layout[a] for a in classes}
     rows, parts = dims[at.pop()] if at else Share(), partial_axes(call)
+    counted = tuple(a for a in parts if a not in call.apart)
     if call.kernel in ("embedding_rows", "cross_entropy") and classes:
         rows = rows._replace(group=group_name(classes) if call.kernel == "cross_entropy" else "")
     if call.kernel == "batch_norm" and dims[0].size > 1:
@@ -122,13 +125,14 @@ def call_info(call: Call, program: Program, batch: int, group_name: GroupName, p
     return CallInfo(
         call.op.target,
         rows,
-        group_name(parts) if parts and call.kernel == "cross_entropy" else "",
+        group_name(counted) if counted and call.kernel == "cross_entropy" else "",
         prod(_times(spec.shape[d].at(batch), dims[d].length) for d in {layout[a] for a in parts if layout[a] >= 0}),
         spec.shape_at(batch),
         dims,
         -1 if by_sample is None else by_sample,
         1 if by_sample is None else batch,
         call.op.name,
+        prod(program.axis_sizes[a] for a in call.apart),
     )
 
 

@@ -51,6 +51,7 @@ class Call:
 
     `factors` is the factor each mesh axis splits ('' = none). `kernel` names the function of `kernels.py` to run
     instead of the ATen op, '' where the op on local shards (with local sizes) is right. `grains` are those of the rule.
+    A mean is that of the means of each rank of the axes `apart`.
     """
 
     op: Op
@@ -60,6 +61,7 @@ class Call:
     factors: tuple[str, ...]
     kernel: str = ""
     grains: Grains = ()
+    apart: tuple[int, ...] = ()
 
 
 Step: TypeAlias = Relayout | Call

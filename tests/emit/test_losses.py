@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autopar.emit.build import emit
+from autopar.emit.loss_weights import equal_means
 from autopar.errors import EmitError
 from autopar.graph import OpGraph
 from autopar.plan import PlanRecord
@@ -132,3 +133,10 @@ def test_losses_that_join_samples_are_not_split(name: str) -> None:
     assert graph.loss_form is None
     with pytest.raises(EmitError, match="can't be split in time"):
         emit(plan, graph, model, device="cpu")
+
+
+@pytest.mark.parametrize(("name", "each"), [("cross entropy sum", 1 / 8), ("cross entropy mean", 1 / 2)])
+def test_weights_of_a_mean_of_means(name: str, each: float) -> None:
+    """Of four replicas and two microbatches a sum weighs an eighth; means are averaged over replicas already."""
+    _, graph, _ = planned(SPLIT[name])
+    assert equal_means(graph, 4)([{}, {}], 8) == [each, each]

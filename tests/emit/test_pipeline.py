@@ -20,7 +20,7 @@ from autopar.graph import OpGraph
 from autopar.plan import PlanRecord
 from autopar.verify import verify
 from tests.integration.models import example, traced
-from tests.integration.staged import staged
+from tests.integration.staged import one_stage, staged
 from tests.pool import Pool
 
 BATCH = 16
@@ -87,6 +87,30 @@ def test_steps_accumulate_and_weigh_what_counts(pool: Pool, name: str, text: str
     """Loss, gradients of two steps and their norm are the model's; one microbatch has no target that counts."""
     graph = traced(name)
     pool.run(4, counted, staged(graph, (text, text), (3, 3), "1f1b", 4, 2), graph, name)
+
+
+def averaged(record: PlanRecord, graph: OpGraph, name: str) -> None:
+    full, count = batch(name), record.num_microbatches
+    pm = emit(record, graph, example(name)[0], device="cpu", loss="mean_of_means")
+    parts = [x.chunk(pm.data_parallel_size * count) for x in full.values()]
+    losses = []
+    model = example(name)[0]
+    model.zero_grad()
+    for part in zip(*parts, strict=True):  # one microbatch of one replica
+        outcome = model(**dict(zip(full, part, strict=True)))
+        losses.append(outcome if isinstance(outcome, Tensor) else outcome["loss"])
+    loss = torch.stack(losses).mean()
+    loss.backward()
+    torch.testing.assert_close(pm.train_step(**rows(pm, full)), loss.detach(), rtol=1e-12, atol=0)
+    assert_gradients(pm, model)
+
+
+@pytest.mark.parametrize("text", ["dp=2|dp=2", "dp=2,tp=2", "dp=4"])
+def test_mean_of_means_is_what_replicas_alone_would_take(pool: Pool, text: str) -> None:
+    """Each replica's mean over what counts in its own microbatch has the same weight, as in data-parallel training."""
+    texts, graph = text.split("|"), traced("deep gpt")
+    plan = staged(graph, (texts[0],) * 2, (3, 3), "1f1b", 4, 2) if len(texts) > 1 else one_stage(graph, text, 4, BATCH)
+    pool.run(4, averaged, plan, graph, "deep gpt")
 
 
 @pytest.mark.parametrize(

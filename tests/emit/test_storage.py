@@ -17,7 +17,7 @@ from autopar.emit import module
 from autopar.emit.build import emit
 from autopar.emit.groups import StageGroups
 from autopar.emit.parameters import StageParameter, local, reduce_gradients
-from autopar.emit.stage import place_layers
+from autopar.emit.placements import place_layers
 from autopar.graph import BROADCAST, REPLICATE, OpGraph
 from autopar.plan import POLICIES, LayerStrategy, PlanRecord
 from autopar.trace.capture import trace

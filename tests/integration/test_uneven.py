@@ -12,7 +12,7 @@ from autopar.cluster import Link, load_cluster
 from autopar.cost.roofline import RooflinePricer
 from autopar.emit.build import emit
 from autopar.emit.example import random_batch
-from autopar.emit.stage import lower_stage
+from autopar.emit.placements import lower_stage
 from autopar.formulate.config import ManualConfig
 from autopar.formulate.planner import Planner
 from autopar.graph import OpGraph

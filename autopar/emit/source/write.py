@@ -12,12 +12,13 @@ from autopar.emit.crossing import Comparison, mesh_sizes
 from autopar.emit.groups import StageGroups
 from autopar.emit.joined import plan_links
 from autopar.emit.pipeline import Feed
+from autopar.emit.placements import Placement, place_layers
 from autopar.emit.program import identifiers
 from autopar.emit.route import Route
 from autopar.emit.source.layer import TAKEN, function_text
 from autopar.emit.source.read import digest, stage_file
 from autopar.emit.source.text import PaperGroups, Speaker
-from autopar.emit.stage import Link, Placement, place_layers, plan_storages, stage_route
+from autopar.emit.stage import Link, plan_storages, stage_route
 from autopar.emit.storage import Storage
 from autopar.files import write_atomically
 from autopar.graph import OpGraph, layout_text
