@@ -4,6 +4,9 @@ U. Bertele, F. Brioschi: Nonserial Dynamic Programming, 1972; R. Dechter: Bucket
 can't tell apart share one entry of it (cost tables of layouts have few distinct rows), and no back pointers are
 stored: decoding takes each minimum again, at the labels of the neighbours, which costs one row a variable.
 
+In which order variables go, and which labels share an entry, follows from the structure alone: an `Order` is found
+once and minimises any costs of that structure.
+
 Where a table would be too large, the costs that touch the variable are dealt into groups whose tables are not, and each
 group takes a minimum of its own (R. Dechter, I. Rish: Mini-buckets, 2003). The result is then a lower bound, and what
 is decoded a good labelling.
@@ -13,7 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
+from typing import TypeAlias
 
 import numpy as np
 
@@ -25,35 +30,43 @@ MAX_ENTRIES = 1 << 25
 CHUNK_ENTRIES = 1 << 15
 """Entries worked on at once: they stay in the processor's cache."""
 
+Scope: TypeAlias = tuple[int, ...]
+Pair: TypeAlias = tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Shape:
+    """The variables of a cost table and, for each, the entry that a label has in it: `maps[a][label]`."""
+
+    scope: Scope
+    maps: tuple[Labels, ...]
+
+    @cached_property
+    def entries(self) -> tuple[int, ...]:
+        """Lengths of the table."""
+        return tuple(int(m.max(initial=-1)) + 1 for m in self.maps)
+
+    def map_of(self, variable: int) -> Labels:
+        """The entry of each label of `variable`."""
+        return self.maps[self.scope.index(variable)]
+
 
 @dataclass(frozen=True, eq=False)
 class Factor:
-    """A cost over the variables of `scope`: `table[k, maps[0][label_0], maps[1][label_1], ...]`, k from K or 1."""
+    """A cost over the variables of `shape`: `table[k, maps[0][label_0], maps[1][label_1], ...]`, k from K or 1."""
 
-    scope: tuple[int, ...]
-    maps: tuple[Labels, ...]
+    shape: Shape
     table: Costs
 
-    def at(self, k: int, labels: Labels, free: int) -> Costs:
-        """Costs (L_free,) of the labels of `free` in scenario k, the other variables at `labels`."""
-        index = [slice(None) if v == free else m[labels[v]] for v, m in zip(self.scope, self.maps, strict=True)]
-        row: Costs = self.table[(min(k, len(self.table) - 1), *index)]
-        return row[self.map_of(free)]
-
-    def map_of(self, variable: int) -> Labels:
-        """The class of each label of `variable`."""
-        return self.maps[self.scope.index(variable)]
-
-    def spread(self, scope: Sequence[int], picks: Sequence[Labels]) -> Costs:
-        """The table (K or 1, ...) with one axis for each variable of `scope`, at the labels `picks`; 1 where absent.
-
-        `scope` must hold the factor's own variables.
-        """
-        order = sorted(range(len(self.scope)), key=lambda a: scope.index(self.scope[a]))
-        table = self.table.transpose(0, *(a + 1 for a in order))
-        rows = [self.maps[a][picks[scope.index(self.scope[a])]] for a in order]
-        table = table[np.ix_(np.arange(len(table)), *rows)]
-        return table.reshape(len(table), *(len(p) if v in self.scope else 1 for v, p in zip(scope, picks, strict=True)))
+    def at(self, ks: Labels, labels: Labels, free: int) -> Costs:
+        """Costs (N, L_free) of the labels of `free` in scenarios `ks` (N,), the others at `labels` (N, V)."""
+        shape = self.shape
+        rows = ks[:, None] if len(self.table) > 1 else np.zeros((len(ks), 1), dtype=np.intp)
+        index = [
+            m[None, :] if v == free else m[labels[:, v]][:, None] for v, m in zip(shape.scope, shape.maps, strict=True)
+        ]
+        found: Costs = self.table[(rows, *index)]
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +77,8 @@ class Elimination:
     """
 
     table: Costs
-    graph: LabelGraph
+    sizes: tuple[int, ...]
+    keep: Scope
     steps: tuple[tuple[int, tuple[Factor, ...]], ...]
     exact: bool = True
 
@@ -73,16 +87,22 @@ class Elimination:
 
         Raises ProblemError when that entry is inf.
         """
-        if not np.isfinite(self.table[(k, *kept_labels)]):
-            raise ProblemError(f"scenario {k} has no legal labelling with kept labels {tuple(kept_labels)}.")
-        labels = np.zeros(len(self.graph.sizes), dtype=np.intp)
-        labels[list(self.graph.keep)] = kept_labels
+        kept = np.array(kept_labels, dtype=np.intp).reshape(1, len(self.keep))
+        return tuple(self.decode_all(np.array([k]), kept)[0].tolist())
+
+    def decode_all(self, ks: Labels, kept: Labels) -> Labels:
+        """`decode` of several entries at once, (N, V): scenarios `ks` (N,) at labels `kept` (N, len(keep))."""
+        missing = np.flatnonzero(~np.isfinite(self.table[(ks, *kept.T)]))
+        if len(missing):
+            k, at = int(ks[missing[0]]), tuple(kept[missing[0]].tolist())
+            raise ProblemError(f"scenario {k} has no legal labelling with kept labels {at}.")
+        labels = np.zeros((len(ks), len(self.sizes)), dtype=np.intp)
+        labels[:, list(self.keep)] = kept
         for variable, factors in reversed(self.steps):
-            costs = np.zeros(self.graph.sizes[variable])
-            for factor in factors:
-                costs = costs + factor.at(k, labels, variable)
-            labels[variable] = np.argmin(costs)
-        return tuple(int(x) for x in labels)
+            if factors:
+                costs = sum((f.at(ks, labels, variable) for f in factors), np.zeros((1, 1)))
+                labels[:, variable] = costs.argmin(axis=1)
+        return labels
 
 
 def eliminate(graph: LabelGraph, max_entries: int = MAX_ENTRIES, relaxed_entries: int = 0) -> Elimination:
@@ -91,110 +111,208 @@ def eliminate(graph: LabelGraph, max_entries: int = MAX_ENTRIES, relaxed_entries
     When a table of more than `max_entries` entries (scenarios included) would be needed, it is split into tables of at
     most `relaxed_entries` where these are given; else TooWide is raised.
     """
-    scenarios = graph.scenarios
-    factors = [_factor(scope, table) for scope, table in graph.tables()]
-    open_variables = set(range(len(graph.sizes))) - set(graph.keep)
-    entries: dict[int, int] = {}
-    steps: list[tuple[int, tuple[Factor, ...]]] = []
-    touching = {v: [f for f in factors if v in f.scope] for v in range(len(graph.sizes))}
-    constant, exact = np.zeros(scenarios), True
-    while open_variables:
-        entries |= {v: _entries(v, touching[v]) for v in open_variables - entries.keys()}
-        variable = min(open_variables, key=lambda v: (entries[v], v))
-        used = tuple(touching[variable])
-        groups = [used]
-        if entries[variable] * scenarios > max_entries:
-            if not relaxed_entries:
-                raise TooWide(variable, entries[variable] * scenarios, max_entries)
-            groups, exact = _groups(variable, used, relaxed_entries // scenarios), False
-        steps.append((variable, used))
-        open_variables.discard(variable)
-        for neighbour in {n for f in used for n in f.scope}:
-            entries.pop(neighbour, None)
-            touching[neighbour] = [f for f in touching[neighbour] if f not in used]
-        for group in groups:
-            message = _minimise(variable, graph.sizes[variable], group, scenarios)
-            if not message.scope:
-                constant = constant + message.table
-            for neighbour in message.scope:
-                touching[neighbour].append(message)
-    left = {id(f): f for v in graph.keep for f in touching[v]}
-    return Elimination(_kept_table(graph, constant, left.values(), max_entries), graph, tuple(steps), exact)
+    shapes = {pair: Shape(pair, tuple(equal_slices(table, a)[0] for a in (1, 2))) for pair, table in graph.pair.items()}
+    k = graph.scenarios
+    order = Order.of(graph.sizes, graph.unary, list(shapes.values()), graph.keep, max_entries, relaxed_entries, k)
+    return order.minimise(graph)
 
 
-def _groups(variable: int, factors: Sequence[Factor], max_entries: int) -> list[tuple[Factor, ...]]:
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """How a minimum reads one factor: its table's axes in the order (variable, K, others), at the entries `picks`."""
+
+    factor: int
+    axes: tuple[int, ...]
+    picks: tuple[Labels | None, ...]
+    lengths: tuple[int, ...]
+
+    def of(self, table: Costs) -> Costs:
+        """The table (labels, K or 1, ...) with an axis, of length 1 where absent, for each other variable."""
+        table = table.transpose(self.axes)
+        for axis, pick in enumerate(self.picks):
+            if pick is not None:
+                table = np.take(table, pick, axis)
+        return np.ascontiguousarray(table).reshape(len(table), table.shape[1], *self.lengths)
+
+
+@dataclass(frozen=True, eq=False)
+class _Minimum:
+    """One minimum over a variable: of unary costs `single` and factors `reads`; it makes a factor of `shape`."""
+
+    size: int
+    single: tuple[int, ...]
+    starts: Labels
+    order: Labels
+    reads: tuple[_Read, ...]
+    shape: Shape
+
+    def of(self, factors: Sequence[Factor], scenarios: int) -> Costs:
+        """The table of the minimum."""
+        own: Costs = np.zeros((1, self.size))
+        for i in self.single:
+            own = own + factors[i].table[:, factors[i].shape.maps[0]]
+        own = np.minimum.reduceat(own[:, self.order], self.starts, axis=1)
+        own = own.T.reshape(len(self.starts), -1, *[1] * len(self.shape.scope))
+        parts = [read.of(factors[read.factor].table) for read in self.reads]
+        if parts:
+            smallest = min(range(len(parts)), key=lambda i: parts[i].size)
+            parts[smallest] = parts[smallest] + own
+        return _min_of_sums(parts or [own], (scenarios, *self.shape.entries))
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """The order in which variables of a structure are eliminated, and all minima that are taken."""
+
+    sizes: tuple[int, ...]
+    keep: Scope
+    shapes: tuple[Shape, ...]
+    firsts: dict[Scope, tuple[Labels, ...]]
+    steps: tuple[tuple[int, tuple[int, ...], tuple[_Minimum, ...]], ...]
+    left: tuple[int, ...]
+    exact: bool
+
+    @classmethod
+    def of(
+        cls,
+        sizes: tuple[int, ...],
+        unary: Iterable[int],
+        pairs: Sequence[Shape],
+        keep: Scope,
+        max_entries: int,
+        relaxed_entries: int = 0,
+        scenarios: int = 1,
+    ) -> Order:
+        """Of graphs with costs of the variables `unary` and of `pairs`, in which labels of one entry have equal costs.
+
+        Sizes of tables are as in `eliminate`, for so many scenarios.
+        """
+        shapes = [Shape((v,), (np.arange(sizes[v]),)) for v in unary]
+        shapes += [s if s.scope[0] != s.scope[1] else Shape(s.scope[:1], (np.arange(len(s.maps[0])),)) for s in pairs]
+        firsts = {s.scope: tuple(_first_of_each(m) for m in s.maps) for s in pairs}
+        touching = {v: [i for i, s in enumerate(shapes) if v in s.scope] for v in range(len(sizes))}
+        given, steps, exact = len(shapes), [], True
+        open_variables = set(range(len(sizes))) - set(keep)
+        entries: dict[int, int] = {}
+        while open_variables:
+            entries |= {v: _entries(v, [shapes[i] for i in touching[v]]) for v in open_variables - entries.keys()}
+            variable = min(open_variables, key=lambda v: (entries[v], v))
+            used = tuple(touching[variable])
+            groups = [used]
+            if entries[variable] * scenarios > max_entries:
+                if not relaxed_entries:
+                    raise TooWide(variable, entries[variable] * scenarios, max_entries)
+                groups, exact = _groups(variable, used, shapes, relaxed_entries // scenarios), False
+            touched = {v for i in used for v in shapes[i].scope}
+            open_variables.discard(variable)
+            for v in touched:
+                touching[v] = [i for i in touching[v] if i not in used]
+                entries.pop(v, None)
+            made = [_minimum(variable, sizes[variable], group, shapes) for group in groups]
+            for minimum in made:
+                for v in minimum.shape.scope:
+                    touching[v].append(len(shapes))
+                shapes.append(minimum.shape)
+            steps.append((variable, used, tuple(made)))
+        left = tuple(dict.fromkeys(i for v in keep for i in touching[v]))
+        return cls(sizes, keep, tuple(shapes[:given]), firsts, tuple(steps), left, exact)
+
+    def minimise(self, graph: LabelGraph) -> Elimination:
+        """The minimum of a graph of this structure."""
+        tables = [graph.unary[v] for v in graph.unary] + [self._merged(pair, t) for pair, t in graph.pair.items()]
+        factors = [Factor(shape, table) for shape, table in zip(self.shapes, tables, strict=True)]
+        scenarios, steps = graph.scenarios, []
+        constant = np.zeros(scenarios)
+        for variable, used, minima in self.steps:
+            steps.append((variable, tuple(factors[i] for i in used)))
+            for minimum in minima:
+                table = minimum.of(factors, scenarios)
+                factors.append(Factor(minimum.shape, table))
+                if not minimum.shape.scope:
+                    constant = constant + table
+        table = self._kept(constant, [factors[i] for i in self.left])
+        return Elimination(table, self.sizes, self.keep, tuple(steps), self.exact)
+
+    def _merged(self, pair: Pair, table: Costs) -> Costs:
+        """The table with one entry for labels that share one; of a variable with itself, its diagonal."""
+        if pair[0] == pair[1]:
+            return np.diagonal(table, axis1=1, axis2=2)
+        for axis, first in enumerate(self.firsts[pair], start=1):
+            if len(first) < table.shape[axis]:
+                table = np.take(table, first, axis)
+        return table
+
+    def _kept(self, constant: Costs, factors: Iterable[Factor]) -> Costs:
+        shape = (len(constant), *(self.sizes[v] for v in self.keep))
+        if prod(shape) > MAX_ENTRIES:
+            raise TooWide(self.keep[-1], prod(shape), MAX_ENTRIES)
+        table = np.zeros(shape) + constant.reshape(-1, *[1] * len(self.keep))
+        for factor in factors:
+            scope = factor.shape.scope
+            axes = sorted(range(len(scope)), key=lambda a: self.keep.index(scope[a]))
+            spread = factor.table.transpose(0, *(a + 1 for a in axes))
+            spread = spread[np.ix_(np.arange(len(spread)), *(factor.shape.maps[a] for a in axes))]
+            table = table + spread.reshape(len(spread), *(self.sizes[v] if v in scope else 1 for v in self.keep))
+        return table
+
+
+def _first_of_each(classes: Labels) -> Labels:
+    """One label of each class."""
+    return np.unique(classes, return_index=True)[1]
+
+
+def _groups(variable: int, factors: Sequence[int], shapes: Sequence[Shape], max_entries: int) -> list[tuple[int, ...]]:
     """The factors dealt into few groups whose tables are no larger than `max_entries` or one factor's own.
 
     Large factors come first; each joins the first group with room.
     """
-    groups: list[tuple[Factor, ...]] = []
-    for factor in sorted(factors, key=lambda f: _entries(variable, [f]), reverse=True):
-        room = (i for i, group in enumerate(groups) if _entries(variable, [*group, factor]) <= max_entries)
-        at = next(room, len(groups))
+    groups: list[tuple[int, ...]] = []
+    for factor in sorted(factors, key=lambda i: _entries(variable, [shapes[i]]), reverse=True):
+        wanted = ([shapes[i] for i in (*group, factor)] for group in groups)
+        at = next((i for i, group in enumerate(wanted) if _entries(variable, group) <= max_entries), len(groups))
         groups[at : at + 1] = [(*(groups[at] if at < len(groups) else ()), factor)]
     return groups
 
 
-def _factor(scope: tuple[int, ...], table: Costs) -> Factor:
-    """A factor whose labels are merged where the table can't tell them apart; (i, i) becomes a unary one."""
-    if len(scope) == 2 and scope[0] == scope[1]:
-        scope, table = scope[:1], np.diagonal(table, axis1=1, axis2=2)
-    if len(scope) == 1:
-        return Factor(scope, (np.arange(table.shape[1]),), table)
-    maps = []
-    for axis in range(1, len(scope) + 1):
-        classes, first = equal_slices(table, axis)
-        maps.append(classes)
-        table = np.take(table, first, axis)
-    return Factor(scope, tuple(maps), table)
+def _neighbours(variable: int, shapes: Iterable[Shape]) -> list[int]:
+    return sorted({v for s in shapes for v in s.scope} - {variable})
 
 
-def _neighbours(variable: int, factors: Iterable[Factor]) -> list[int]:
-    return sorted({v for f in factors for v in f.scope} - {variable})
-
-
-def _joint_classes(variable: int, factors: Iterable[Factor], size: int) -> tuple[Labels, Labels]:
-    """Classes of the labels of `variable` that none of `factors` over other variables, too, can tell apart."""
-    maps = [f.map_of(variable) for f in factors if variable in f.scope and len(f.scope) > 1]
+def _joint_classes(variable: int, shapes: Iterable[Shape], size: int) -> tuple[Labels, Labels]:
+    """Classes of the labels of `variable` that none of `shapes` over other variables, too, can tell apart."""
+    maps = [s.map_of(variable) for s in shapes if variable in s.scope and len(s.scope) > 1]
     return classes_of(zip(*(m.tolist() for m in maps), strict=True)) if maps else classes_of([0] * size)
 
 
-def _entries(variable: int, factors: Sequence[Factor]) -> int:
+def _entries(variable: int, shapes: Sequence[Shape]) -> int:
     """Entries of the table that eliminating `variable` makes, for one scenario."""
-    return prod(len(_joint_classes(n, factors, 0)[1]) for n in _neighbours(variable, factors))
+    return prod(len(_joint_classes(n, shapes, 0)[1]) for n in _neighbours(variable, shapes))
 
 
-def _minimise(variable: int, size: int, factors: Sequence[Factor], scenarios: int) -> Factor:
-    """The factor over the neighbours of `variable` that holds the minimum over it of the sum of `factors`."""
-    joint = {n: _joint_classes(n, factors, 0) for n in _neighbours(variable, factors)}
-    scope = sorted(joint, key=lambda n: (len(joint[n][1]), n))
-    classes, first = _joint_classes(variable, factors, size)
-    own = _least_by_class(_unary(factors, size), classes, len(first))
-    picks = [joint[n][1] for n in scope]
-    spread = [f.spread([*scope, variable], [*picks, first]) for f in factors if len(f.scope) > 1]
-    parts = [np.ascontiguousarray(np.moveaxis(s, -1, 0)) for s in spread]
-    own = own.T.reshape(len(first), -1, *[1] * len(scope))
-    if parts:
-        smallest = min(range(len(parts)), key=lambda i: parts[i].size)
-        parts[smallest] = parts[smallest] + own
-    table = _min_of_sums(parts or [own], (scenarios, *(len(p) for p in picks)))
-    return Factor(tuple(scope), tuple(joint[n][0] for n in scope), table)
-
-
-def _unary(factors: Iterable[Factor], size: int) -> Costs:
-    total: Costs = np.zeros((1, size))
-    for factor in factors:
-        if len(factor.scope) == 1:
-            total = total + factor.table[:, factor.maps[0]]
-    return total
-
-
-def _least_by_class(costs: Costs, classes: Labels, count: int) -> Costs:
-    """(K or 1, count): the least of `costs` (K or 1, L) in each class."""
+def _minimum(variable: int, size: int, factors: Sequence[int], shapes: Sequence[Shape]) -> _Minimum:
+    """The minimum over `variable` of the sum of `factors`, over its neighbours."""
+    mine = [shapes[i] for i in factors]
+    joint = {n: _joint_classes(n, mine, 0) for n in _neighbours(variable, mine)}
+    scope = tuple(sorted(joint, key=lambda n: (len(joint[n][1]), n)))
+    classes, first = _joint_classes(variable, mine, size)
     order = np.argsort(classes, kind="stable")
-    starts = np.searchsorted(classes[order], np.arange(count))
-    least: Costs = np.minimum.reduceat(costs[:, order], starts, axis=1)
-    return least
+    starts = np.searchsorted(classes[order], np.arange(len(first)))
+    picks = {variable: first, **{n: joint[n][1] for n in scope}}
+    reads = tuple(_read(variable, i, shapes[i], scope, picks) for i in factors if len(shapes[i].scope) > 1)
+    single = tuple(i for i in factors if len(shapes[i].scope) == 1)
+    return _Minimum(size, single, starts, order, reads, Shape(scope, tuple(joint[n][0] for n in scope)))
+
+
+def _read(variable: int, factor: int, shape: Shape, scope: Scope, picks: dict[int, Labels]) -> _Read:
+    inner = [v for v in scope if v in shape.scope]
+    axes = (shape.scope.index(variable) + 1, 0, *(shape.scope.index(v) + 1 for v in inner))
+    rows = [None if v < 0 else shape.map_of(v)[picks[v]] for v in (variable, -1, *inner)]
+    whole = [shape.entries[axis - 1] if axis else 0 for axis in axes]
+    wanted = tuple(
+        None if r is None or (len(r) == n and (r == np.arange(n)).all()) else r
+        for r, n in zip(rows, whole, strict=True)
+    )
+    return _Read(factor, axes, wanted, tuple(len(picks[v]) if v in inner else 1 for v in scope))
 
 
 def _min_of_sums(parts: list[Costs], shape: tuple[int, ...]) -> Costs:
@@ -220,14 +338,3 @@ def _sum_into(total: Costs, parts: list[Costs]) -> None:
     np.add(parts[0], parts[1], out=total)
     for part in parts[2:]:
         np.add(total, part, out=total)
-
-
-def _kept_table(graph: LabelGraph, constant: Costs, factors: Iterable[Factor], max_entries: int) -> Costs:
-    shape = (graph.scenarios, *(graph.sizes[v] for v in graph.keep))
-    if prod(shape) > max_entries:
-        raise TooWide(graph.keep[-1], prod(shape), max_entries)
-    table = np.zeros(shape) + constant.reshape(-1, *[1] * len(graph.keep))
-    picks = [np.arange(graph.sizes[v]) for v in graph.keep]
-    for factor in factors:
-        table = table + factor.spread(graph.keep, picks)
-    return table
