@@ -14,7 +14,7 @@ is decoded a good labelling.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -167,7 +167,7 @@ class Order:
     sizes: tuple[int, ...]
     keep: Scope
     shapes: tuple[Shape, ...]
-    firsts: dict[Scope, tuple[Labels, ...]]
+    firsts: dict[Pair, tuple[Labels, Labels]]
     steps: tuple[tuple[int, tuple[int, ...], tuple[_Minimum, ...]], ...]
     left: tuple[int, ...]
     exact: bool
@@ -189,7 +189,7 @@ class Order:
         """
         shapes = [Shape((v,), (np.arange(sizes[v]),)) for v in unary]
         shapes += [s if s.scope[0] != s.scope[1] else Shape(s.scope[:1], (np.arange(len(s.maps[0])),)) for s in pairs]
-        firsts = {s.scope: tuple(_first_of_each(m) for m in s.maps) for s in pairs}
+        firsts = {(s.scope[0], s.scope[1]): (_first_of_each(s.maps[0]), _first_of_each(s.maps[1])) for s in pairs}
         touching = {v: [i for i, s in enumerate(shapes) if v in s.scope] for v in range(len(sizes))}
         given, steps, exact = len(shapes), [], True
         open_variables = set(range(len(sizes))) - set(keep)
@@ -217,11 +217,21 @@ class Order:
         left = tuple(dict.fromkeys(i for v in keep for i in touching[v]))
         return cls(sizes, keep, tuple(shapes[:given]), firsts, tuple(steps), left, exact)
 
+    @property
+    def entries(self) -> int:
+        """Entries of all tables that are made, for one scenario."""
+        return sum(prod(minimum.shape.entries) for _, _, minima in self.steps for minimum in minima)
+
     def minimise(self, graph: LabelGraph) -> Elimination:
         """The minimum of a graph of this structure."""
-        tables = [graph.unary[v] for v in graph.unary] + [self._merged(pair, t) for pair, t in graph.pair.items()]
+        pair = {key: self._merged(key, table) for key, table in graph.pair.items()}
+        return self.minimum(graph.unary, pair, graph.scenarios)
+
+    def minimum(self, unary: Mapping[int, Costs], pair: Mapping[Pair, Costs], scenarios: int) -> Elimination:
+        """The minimum of costs in the order of the structure; pairs have one entry for labels that share one."""
+        tables = [*unary.values(), *pair.values()]
         factors = [Factor(shape, table) for shape, table in zip(self.shapes, tables, strict=True)]
-        scenarios, steps = graph.scenarios, []
+        steps = []
         constant = np.zeros(scenarios)
         for variable, used, minima in self.steps:
             steps.append((variable, tuple(factors[i] for i in used)))

@@ -149,28 +149,27 @@ class StageBook:
 
     @cached_property
     def rough_ranges(self) -> Ranges:
-        """Bounds of all stages from the longest run of layers alone, at less cost."""
-        self.chains.rough_tables()
-        return self._bounds()
+        """Bounds of all stages from seconds and from bytes each alone, at less cost."""
+        return self._bounds(1)
 
     @cached_property
     def ranges(self) -> Ranges:
         """Bounds of all stages."""
-        self.chains.bound_tables()
-        return self._bounds()
+        return self._bounds(2)
 
-    def _bounds(self) -> Ranges:
-        """Bounds by the tables there are."""
+    def _bounds(self, level: int) -> Ranges:
         chains, limit = self.chains, self.chains.budget.limit_bytes or 0
-        prices = chains.micro_prices
-        costs = self._range_costs(chains.step_costs([*prices, (ONLY_BYTES, 1, 1.0)]))
-        chains.forget()
-        self.least_bytes = float(np.min(costs[-1][0, 1:]))
+        chains.bound(level)
+        prices, steps = chains.step_costs()
+        costs = self._range_costs(steps)
         priced: dict[float, dict[int, Floats]] = {}
-        for (price, count, _), cost in zip(prices, costs, strict=False):
-            priced.setdefault(price, {})[count] = cost
+        for (price, count, _), cost in zip(prices, costs, strict=True):
+            if price != ONLY_BYTES:
+                priced.setdefault(price, {})[count] = cost
+        held = costs[prices.index((ONLY_BYTES, chains.in_flight[0], 1.0))]
+        self.least_bytes = float(np.min(held[0, 1:]))
         free = priced[0.0][chains.in_flight[0]]
-        return Ranges(free / chains.setting.num_microbatches, priced, costs[-1], limit)
+        return Ranges(free / chains.setting.num_microbatches, priced, held, limit)
 
     def _range_costs(self, steps: Sequence[Floats]) -> Floats:
         """(P, n + 1, n + 1): least cost of each range of units at each of P prices; `steps[r]` (P, S, S) of a layer."""
@@ -191,10 +190,7 @@ class StageBook:
     @cached_property
     def columns(self) -> tuple[tuple[Column, ...], ...]:
         """Strategies of each run, priced."""
-        self.chains.refined_tables()
-        found = self.chains.columns()
-        self.chains.forget()
-        return found
+        return self.chains.columns()
 
     @cached_property
     def seams(self) -> list[Seam]:

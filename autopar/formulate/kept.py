@@ -23,15 +23,24 @@ from autopar.shard.saved import inner_saved_bytes, saved_names
 Bytes: TypeAlias = NDArray[np.float64]
 
 
-def kept_bytes(space: LabelSpace, around: Surroundings, batch: int, kinds: Sequence[str]) -> dict[str, list[Bytes]]:
-    """What is kept for the backward, by kind of recomputation, for each variable on each of its labels."""
+def kept_bytes(
+    space: LabelSpace, surroundings: Sequence[Surroundings], batch: int, kinds: Sequence[str]
+) -> dict[str, list[Bytes]]:
+    """What is kept for the backward, by kind of recomputation, for each variable on each of its labels.
+
+    The least in any of `surroundings`, which differ in what the layer keeps for others alone.
+    """
     alone = [[_kept_by(c, space, batch) for c in p.calls] for p in space.placed] if set(kinds) != {"full"} else []
-    return {
-        kind: _bytes_of_ends(space, around, batch)
-        if kind == "full"
-        else _saved_bytes(space, around, batch, alone, rerun_regions(space.layer, kind))
-        for kind in kinds
-    }
+    found = {}
+    for kind in kinds:
+        each = [
+            _bytes_of_ends(space, around, batch)
+            if kind == "full"
+            else _saved_bytes(space, around, batch, alone, rerun_regions(space.layer, kind))
+            for around in surroundings
+        ]
+        found[kind] = [np.minimum.reduce(same) for same in zip(*each, strict=True)]
+    return found
 
 
 def _saved_bytes(

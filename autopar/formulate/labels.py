@@ -17,11 +17,13 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.engine.label_graph import classes_of
 from autopar.formulate.runs import Surroundings
 from autopar.formulate.states import combine
 from autopar.graph import BROADCAST, PARTIAL, REPLICATE, LayerClass, Layout, Op, TensorSpec, follow_layout
 from autopar.plan import LayerStrategy
 from autopar.shard.program import Call
+from autopar.shard.relayout import held_layout
 from autopar.shard.rules import OpRule, assignments, layouts_of, rule_for
 
 Assignment: TypeAlias = tuple[str, ...]
@@ -140,6 +142,21 @@ class LabelSpace:
     def tied(self) -> tuple[int, ...]:
         """Indices of the variables of tied parameters."""
         return tuple(i for i, v in enumerate(self.variables) if v.kind == "tied")
+
+    @cached_property
+    def alike(self) -> dict[tuple[int, int], tuple[NDArray[np.intp], NDArray[np.intp]]]:
+        """For each pair of variables between which layouts change, classes of labels with equal changes."""
+        keys: dict[tuple[int, int], tuple[list[tuple[Layout | None, ...]], list[tuple[Layout | None, ...]]]] = {}
+        for edge in self.edges:
+            sides = keys.setdefault((edge.source.variable, edge.target.variable), ([], []))
+            trained = self.layer.values[edge.value].requires_grad
+            for side, home in zip(sides, (edge.source, edge.target), strict=True):
+                side.append(tuple(x if trained or x is None else held_layout(x) for x in home.layouts))
+        return {
+            (i, j): (classes_of(zip(*keys[i, j][0], strict=True))[0], classes_of(zip(*keys[i, j][1], strict=True))[0])
+            for i, j in keys
+            if i != j
+        }
 
     def strategy(self, labels: Mapping[int, int], zero: int, recompute: str) -> LayerStrategy:
         """The strategy that a choice of labels stands for."""

@@ -32,7 +32,6 @@ from autopar.formulate.ground import (
 from autopar.formulate.mesh import config_mesh, mesh_of
 from autopar.formulate.pins import Pins, pins_of, pins_of_constraints
 from autopar.formulate.pipeline import Cuts, PipelineScenario
-from autopar.formulate.relayout_prices import RelayoutPrices
 from autopar.formulate.stages import Units, block_indices, even_cuts
 from autopar.formulate.tables import Setting
 from autopar.graph import Layout, OpGraph
@@ -113,6 +112,10 @@ class Pipelines:
         if pins is None:
             return
         if ways > 1:
+            size = prod(axis.size for axis in mesh)
+            free = "microbatch_size" not in {c.key for c in constraints} and all(p.tensor_axes is None for p in pins)
+            if ways == size <= grounds[0].pricers[0].cluster.devices_per_node and free:
+                return  # the mesh of one free axis has all of these
             pins = [replace(p, data_axes=frozenset({0})) if p.tensor_axes is None else p for p in pins]
         setting = Setting(mesh, self.global_batch // count, count, len(grounds[0].devices))
         books = self._books(units, pins, setting, grounds[0])
@@ -132,8 +135,8 @@ class Pipelines:
         for pricer in ground.pricers:
             if id(pricer) not in found:
                 chains = Chains(
-                    runs, setting, pricer, self._budget_on(pricer), RelayoutPrices(pricer, setting.mesh),
-                    self._known_by(pricer), setting.groups, tuple(sorted({1, most})), states,
+                    runs, setting, pricer, self._budget_on(pricer), self._known_by(pricer), setting.groups,
+                    tuple(sorted({1, most})), states,
                 )  # fmt: skip
                 found[id(pricer)] = StageBook(units, chains)
         return tuple(found[id(pricer)] for pricer in ground.pricers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import TypeAlias
@@ -11,6 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from autopar.engine.eliminate import Elimination
+from autopar.engine.label_graph import Labels
 from autopar.engine.min_plus import Place, Ways, cheapest_ways
 from autopar.engine.stack_problem import Floats
 from autopar.formulate.labels import LabelSpace
@@ -32,19 +33,36 @@ class Arc:
 
 
 @dataclass(frozen=True, eq=False)
+class Piece:
+    """A part of a run's table: of the entry states numbered `entries` (label of each, -1 elsewhere), in `solved`.
+
+    `rows[m]` is the scenario that stands for mode m, -1 where another mode of its price is never dearer.
+    """
+
+    solved: Elimination
+    entries: Labels
+    rows: Labels
+
+
+@dataclass(frozen=True, eq=False)
 class RunTables:
-    """Elimination of one run: `table` (modes, entry, exit[, storage]); `states` number the layouts at both ends."""
+    """Elimination of one run: `table` (modes, entry, exit[, storage]) put together from `pieces`.
+
+    ZeRO shards over the data axes of the entry's state. `states` number the layouts at both ends.
+    """
 
     around: Surroundings
     space: LabelSpace
     modes: list[Mode]
-    solved: Elimination
+    table: Floats
+    pieces: tuple[Piece, ...]
     states: tuple[tuple[int, ...], tuple[int, ...]]
+    _costs: dict[object, tuple[list[int], Floats]] = field(default_factory=dict)
 
     @property
     def storages(self) -> int:
         """In how many ways what is tied can be stored; 1 where nothing is."""
-        return prod(self.solved.table.shape[3:])
+        return prod(self.table.shape[3:])
 
     @cached_property
     def tied(self) -> bool:
@@ -61,9 +79,11 @@ class RunTables:
 
     def costs(self, price: Price, family: Family | None, zero: int) -> tuple[list[int], Floats]:
         """Modes of a price, a family and (where something is tied) a ZeRO level, and their table."""
-        modes = [k for k in self.priced.get(price, ()) if self._fits(self.modes[k], family, zero)]
-        table: Floats = self.solved.table[modes]
-        return modes, table
+        key = price, family, zero
+        if key not in self._costs:
+            modes = [k for k in self.priced.get(price, ()) if self._fits(self.modes[k], family, zero)]
+            self._costs[key] = modes, self.table[modes]
+        return self._costs[key]
 
     def _fits(self, mode: Mode, family: Family | None, zero: int) -> bool:
         if self.tied and mode.zero != zero:
@@ -93,9 +113,23 @@ class RunTables:
         own = table[:, entry, leave, storage] if self.tied else table[:, entry, leave]
         return Arc(modes[int(own.argmin())], entry, leave, storage if self.tied else -1)
 
+    def labels(self, arcs: Sequence[Arc]) -> Labels:
+        """Labels (arcs, V) of all variables on each of some arcs."""
+        found = np.zeros((len(arcs), len(self.space.variables)), dtype=np.intp)
+        kept = np.array([(a.entry, a.exit, a.storage)[: 2 + self.tied] for a in arcs], dtype=np.intp)
+        modes = np.array([a.mode for a in arcs], dtype=np.intp)
+        for piece in self.pieces:
+            mine = np.flatnonzero(piece.entries[kept[:, 0]] >= 0)
+            if len(mine):
+                at = kept[mine]
+                at[:, 0] = piece.entries[at[:, 0]]
+                found[mine] = piece.solved.decode_all(piece.rows[modes[mine]], at)
+        found[:, self.space.entry] = kept[:, 0]
+        return found
 
-Tables: TypeAlias = Sequence[RunTables | None]
-"""Tables by run; None: its layers cost nothing and join any states."""
+
+Tables: TypeAlias = Sequence[RunTables]
+"""Tables by run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,10 +147,10 @@ class CheapestChains:
         cls, tables: Tables, counts: Sequence[int], prices: Sequence[Price], family: Family | None, states: int
     ) -> CheapestChains:
         """Find them; `states` is the number of numbered states."""
-        tied = next((t for t in tables if t is not None and t.tied), None)
+        tied = next((t for t in tables if t.tied), None)
         zeros = (-1,) if tied is None else tied.around.pins.zero
-        nothing, free = np.zeros(states), np.zeros((1, 1, 1, states, states))
-        matrices = [free if t is None else t.steps(prices, family, zeros, states) for t in tables]
+        nothing = np.zeros(states)
+        matrices = [t.steps(prices, family, zeros, states) for t in tables]
         return cls(tables, prices, family, zeros, cheapest_ways(counts, matrices, nothing, nothing))
 
     def costs(self) -> Floats:
@@ -124,17 +158,20 @@ class CheapestChains:
         costs: Floats = self.ways.totals.min(axis=(1, 2))
         return costs
 
-    def best(self, price: int, most: int) -> list[list[tuple[int, Arc]]]:
-        """Arcs, each with the number of its run, of the cheapest chains at a price; of `most` storages at most."""
+    def best(self, price: int, most: int) -> list[list[tuple[int, Arc, int]]]:
+        """Arcs, each with its run's number and how often it is taken, of the cheapest chains at a price.
+
+        Of `most` storages at most.
+        """
         totals = self.ways.totals[price].ravel()
         order = [int(i) for i in np.argsort(totals, kind="stable")[:most] if np.isfinite(totals[i])]
         return [self._arcs((price, *map(int, np.unravel_index(i, self.ways.totals.shape[1:])))) for i in order]
 
-    def _arcs(self, place: Place) -> list[tuple[int, Arc]]:
+    def _arcs(self, place: Place) -> list[tuple[int, Arc, int]]:
         price, storage, zero = place
         found = []
         for r, (tables, steps) in enumerate(zip(self.tables, self.ways.way(place).steps, strict=True)):
-            if tables is not None:
-                arcs = [tables.arc(self.prices[price], self.family, self.zeros[zero], storage, s) for s in steps]
-                found += [(r, arc) for arc in sorted(arcs, key=lambda a: (a.entry, a.exit))]
+            weight = self.prices[price], self.family, self.zeros[zero], storage
+            arcs = [(r, tables.arc(*weight, step), times) for step, times in steps.items()]
+            found += sorted(arcs, key=lambda a: (a[1].entry, a[1].exit))
         return found

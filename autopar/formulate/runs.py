@@ -65,6 +65,11 @@ class Surroundings:
         return entry, tuple(x for x in behind if self.next_pins.allows_state(self.leave, x))
 
 
+def alike(around: Surroundings) -> Surroundings:
+    """What stands for all surroundings that differ in what layers keep for others alone: they have one table."""
+    return replace(around, held=frozenset(), promised=frozenset(), graded=())
+
+
 @dataclass(frozen=True)
 class LayerRun:
     """`count` equal consecutive layers from `first_layer` on.

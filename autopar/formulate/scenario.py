@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +13,6 @@ from autopar.engine.stack import StackOptions, solve_stack
 from autopar.engine.stack_problem import Run, StackSolution, Status
 from autopar.formulate.chains import Chains, Known
 from autopar.formulate.columns import Budget, Column, free_problem
-from autopar.formulate.relayout_prices import RelayoutPrices
 from autopar.formulate.runs import LayerRun
 from autopar.formulate.tables import Setting
 
@@ -41,13 +40,12 @@ class StageScenario:
     setting: Setting
     pricer: Pricer
     budget: Budget
-    relayouts: RelayoutPrices
     known: Known
     least_bytes: float = np.inf
     _chains: Chains = field(init=False)
 
     def __post_init__(self) -> None:
-        self._chains = Chains(self.runs, self.setting, self.pricer, self.budget, self.relayouts, self.known)
+        self._chains = Chains(self.runs, self.setting, self.pricer, self.budget, self.known)
 
     @property
     def name(self) -> str:
@@ -57,29 +55,25 @@ class StageScenario:
 
     def bound_s(self) -> float:
         """Seconds that no plan of this scenario under the limit can beat; inf where none is legal or small enough."""
-        return self._bound_by(self._chains.bound_tables)
+        return self._bound(2)
 
     def first_bound_s(self) -> float:
-        """A bound from the longest run alone, at less cost."""
-        return self._bound_by(self._chains.rough_tables)
+        """A bound from seconds and from bytes each alone, at less cost."""
+        return self._bound(1)
 
-    def _bound_by(self, make_tables: Callable[[], None]) -> float:
+    def _bound(self, level: int) -> float:
         chains, limit = self._chains, self.budget.limit_bytes
         if not chains.possible:
             return np.inf
-        make_tables()
+        chains.bound(level)
         self.least_bytes = chains.least_bytes
-        bound = chains.bound_s if limit is None or self.least_bytes <= limit else np.inf
-        chains.forget()  # made anew if the scenario is solved
-        return bound
+        return chains.bound_s if limit is None or self.least_bytes <= limit else np.inf
 
     def solve(self, cutoff_s: float | None = None) -> SolvedScenario:
         """Price the strategies worth having, and choose for every layer."""
         if not self._chains.possible:
             return self._solved((), StackSolution(Status.INFEASIBLE, np.inf, np.inf))
-        self._chains.refined_tables()
         columns = self._chains.columns()
-        self._chains.forget()
         options = StackOptions(cutoff_s=np.inf if cutoff_s is None else cutoff_s)
         return self._solved(columns, self._solve_stack(columns, self.budget.limit_bytes, options))
 
@@ -90,9 +84,7 @@ class StageScenario:
         """The best below `cutoff_s` with one ZeRO level and recomputation in all layers that have such a strategy."""
         if not self._chains.possible:
             return
-        self._chains.refined_tables()
         columns = self._chains.columns()
-        self._chains.forget()
         options = StackOptions(cutoff_s=cutoff_s)
         for zero, recompute in sorted({(c.strategy.zero, c.strategy.recompute) for run in columns for c in run}):
             mine = tuple(_of_family(run, zero, recompute) for run in columns)
@@ -104,9 +96,7 @@ class StageScenario:
         """A limit under which `solve` has an answer, near the least there is; inf where nothing is legal."""
         if not self._chains.possible:
             return np.inf
-        self._chains.lean_tables()
         columns = self._chains.columns(leanest=True)
-        self._chains.forget()
         return self._solve_stack(columns, 1, StackOptions()).peak_bytes or np.inf
 
     def _solve_stack(

@@ -18,7 +18,6 @@ from autopar.formulate.mesh import config_mesh, search_meshes
 from autopar.formulate.pins import Pins, covered_ops, pins_of, pins_of_constraints
 from autopar.formulate.pipeline import PipelineScenario
 from autopar.formulate.pipelines import Pipelines
-from autopar.formulate.relayout_prices import RelayoutPrices
 from autopar.formulate.runs import layer_runs
 from autopar.formulate.scenario import Budget, StageScenario
 from autopar.formulate.stages import block_indices
@@ -59,15 +58,16 @@ class Space:
         all_known = known = Known(self.pricer)
         pricer = self._in_step(devices)
         budget, known = self._capped(budget, pricer), known if pricer is self.pricer else known.priced(pricer)
+        seen: set[tuple[int, ...]] = set()
         for mesh in search_meshes(pricer.cluster, devices) if self._one_stage(devices) else ():
             pins = pins_of_constraints(constraints, mesh, self.graph)
-            if pins is None:
+            if pins is None or _alike(mesh, pricer.cluster) in seen:
                 continue
-            relayouts = RelayoutPrices(pricer, mesh)
+            seen.add(_alike(mesh, pricer.cluster))
             for last, count in self._microbatch_counts(mesh, pins[-1], constraints):
                 runs = known.runs(self.graph, [*pins[:-1], last])
                 setting = Setting(mesh, self.request.global_batch // count, count)
-                yield StageScenario(runs, setting, pricer, budget, relayouts, known)
+                yield StageScenario(runs, setting, pricer, budget, known)
         yield from self._pipelines(limit, all_known).searched(devices, constraints)
 
     def _pipelines(self, limit: int | None, known: Known) -> Pipelines:
@@ -152,9 +152,13 @@ class Space:
         runs = layer_runs(self.graph, pins)
         setting = Setting(mesh, batch, count)
         budget, pricer = Budget(limit, self.request.policy, self.request.optimizer), self._in_step(config.devices)
-        return StageScenario(
-            runs, setting, pricer, self._capped(budget, pricer), RelayoutPrices(pricer, mesh), Known(pricer)
-        )
+        return StageScenario(runs, setting, pricer, self._capped(budget, pricer), Known(pricer))
+
+
+def _alike(mesh: tuple[MeshAxis, ...], cluster: Cluster) -> tuple[int, ...]:
+    """Sizes of the axes, in any order where all are inside a node: there meshes are alike that differ in it."""
+    sizes = [axis.size for axis in mesh]
+    return tuple(sorted(sizes) if prod(sizes) <= cluster.devices_per_node else sizes)
 
 
 def _refuse_unmatched(constraints: Sequence[Constraint], graph: OpGraph) -> None:

@@ -10,15 +10,16 @@ Lagrange multiplier the minimum is a lower bound on any plan under a byte limit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeAlias
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.engine.label_graph import LabelGraph
+from autopar.engine.label_graph import LabelGraph, Labels
 from autopar.formulate.call_prices import CallPrices
 from autopar.formulate.kept import kept_bytes
 from autopar.formulate.labels import Edge, LabelSpace, at_cut
@@ -30,6 +31,8 @@ from autopar.shard.regions import rerun_regions
 from autopar.shard.saved import last_saver, saves_its_own
 
 Array = NDArray[np.float64]
+
+Pair: TypeAlias = tuple[int, int]
 
 Price: TypeAlias = tuple[float, int, float]
 """Seconds a byte costs, microbatches in flight, and the weight of seconds once a step."""
@@ -110,12 +113,43 @@ class SpaceCosts:
     rerun: dict[str, Seconds]
     kept_bytes: dict[str, list[Array]]
 
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of recomputation, in the order of the arrays by kind."""
+        return tuple(self.rerun)
+
+    @cached_property
+    def single(self) -> list[Array]:
+        """For each variable all seconds of a microbatch (kinds, labels)."""
+        both = [f + b for f, b in zip(self.forward.single, self.backward.single, strict=True)]
+        return [np.stack([x + self.rerun[kind].single[v] for kind in self.kinds]) for v, x in enumerate(both)]
+
+    @cached_property
+    def pair(self) -> dict[tuple[int, int], Array]:
+        """For each pair of variables all seconds of a microbatch (kinds, labels, labels)."""
+        return {
+            key: np.stack([f + self.backward.pair[key] + self.rerun[kind].pair.get(key, 0.0) for kind in self.kinds])
+            for key, f in self.forward.pair.items()
+        }
+
+    @cached_property
+    def kept(self) -> list[Array]:
+        """For each variable the bytes kept for the backward (kinds, labels)."""
+        return [np.stack([self.kept_bytes[k][v] for k in self.kinds]) for v in range(len(self.space.variables))]
+
 
 def space_costs(
-    space: LabelSpace, around: Surroundings, setting: Setting, calls: CallPrices, relayouts: RelayoutPrices
+    space: LabelSpace,
+    surroundings: Sequence[Surroundings],
+    setting: Setting,
+    calls: CallPrices,
+    relayouts: RelayoutPrices,
 ) -> SpaceCosts:
-    """Price every label and every pair of labels of a layer at the setting's microbatch."""
-    kinds = around.pins.recompute
+    """Price every label and every pair of labels of a layer at the setting's microbatch.
+
+    `surroundings` are those of layers that differ in what they keep alone: the bytes are the least of any.
+    """
+    kinds = surroundings[0].pins.recompute
     again = {kind: _Again(space.layer, kind) for kind in kinds}
     forward, backward = (Seconds([np.zeros(len(v)) for v in space.variables]) for _ in range(2))
     rerun = {kind: Seconds([np.zeros(len(v)) for v in space.variables]) for kind in kinds}
@@ -134,7 +168,7 @@ def space_costs(
         for kind in kinds:
             if again[kind].includes(edge):
                 rerun[kind].add_pair(*ends, _finite(ahead))
-    return SpaceCosts(space, forward, backward, rerun, kept_bytes(space, around, setting.batch, kinds))
+    return SpaceCosts(space, forward, backward, rerun, kept_bytes(space, surroundings, setting.batch, kinds))
 
 
 def _finite(seconds: Array) -> Array:
@@ -180,37 +214,79 @@ def passing_seconds(space: LabelSpace, around: Surroundings, setting: Setting, r
 # --- modes --------------------------------------------------------------------------------------------------------
 
 
-def label_graph(
-    costs: SpaceCosts,
-    passing: Array,
-    setting: Setting,
-    modes: Sequence[Mode],
-    stored: Iterable[tuple[int, Array]],
-) -> LabelGraph:
-    """The labelling problem of a layer with one scenario for each mode; entry, exit and tied variables stay open.
+class Part(NamedTuple):
+    """A layer in one setting, and the modes asked for.
 
     `passing` (entry, exit) are the seconds that values passing the layer by take, `stored` are variables with what
     keeping parameters costs on their labels in each mode (`storing.py`).
     """
-    space = costs.space
+
+    costs: SpaceCosts
+    passing: Array
+    setting: Setting
+    modes: Sequence[Mode]
+    stored: Sequence[tuple[int, Array]]
+
+
+def label_graph(parts: Sequence[Part]) -> LabelGraph:
+    """The labelling problem of a layer with one scenario for each mode of each part; all parts have one space.
+
+    Entry, exit and tied variables stay open.
+    """
+    space = parts[0].costs.space
+    sizes = tuple(len(v) for v in space.variables)
+    return LabelGraph(sizes, *label_costs(parts), (space.entry, space.exit, *space.tied))
+
+
+def label_costs(
+    parts: Sequence[Part],
+    picks: Mapping[Pair, tuple[Labels, Labels]] = MappingProxyType({}),
+    entries: Labels | None = None,
+) -> tuple[dict[int, Array], dict[Pair, Array]]:
+    """Costs of `label_graph` by variable and by pair of variables.
+
+    Of pairs at the labels `picks`; where `entries` are given there are only these labels of the entry, and picks and
+    what is stored are those among them.
+    """
+    space, owner = parts[0].costs.space, np.repeat(np.arange(len(parts)), [len(part.modes) for part in parts])
+    modes = [mode for part in parts for mode in part.modes]
+    kinds = parts[0].costs.kinds
+    kind = np.array([kinds.index(mode.recompute) for mode in modes], dtype=np.intp)
     # No weight is 0: what is illegal costs inf, and 0 times inf is no number.
-    weights = setting.num_microbatches * np.maximum([mode.second_weight for mode in modes], np.finfo(float).tiny)
+    weights = np.maximum([mode.second_weight for mode in modes], np.finfo(float).tiny)
+    weights *= np.array([part.setting.num_microbatches for part in parts])[owner]
     prices = np.array([mode.byte_price * mode.in_flight for mode in modes])
-    chosen = {kind: np.array([mode.recompute == kind for mode in modes]) for kind in costs.rerun}
     unary: dict[int, Array] = {}
     for v in range(len(space.variables)):
-        unary[v] = weights[:, None] * (costs.forward.single[v] + costs.backward.single[v])
-        for kind, mine in chosen.items():
-            unary[v] += (weights * mine)[:, None] * costs.rerun[kind].single[v]
-            unary[v] += (prices * mine)[:, None] * costs.kept_bytes[kind][v]
-    for v, kept in stored:
-        unary[v] = unary[v] + kept
+        unary[v] = weights[:, None] * _of_modes([part.costs.single[v] for part in parts], owner, kind)
+        kept = [part.costs.kept[v] for part in parts]
+        if any(x.any() for x in kept):
+            unary[v] += prices[:, None] * _of_modes(kept, owner, kind)
+    if entries is not None:
+        unary[space.entry] = unary[space.entry][:, entries]
+        picks = {
+            (i, j): (entries[a] if i == space.entry else a, entries[b] if j == space.entry else b)
+            for (i, j), (a, b) in picks.items()
+        }
+    for same in zip(*(part.stored for part in parts), strict=True):
+        unary[same[0][0]] += np.concatenate([kept for _, kept in same])
     every = weights[:, None, None]
-    pair = {key: every * (forward + costs.backward.pair[key]) for key, forward in costs.forward.pair.items()}
-    for kind, mine in chosen.items():
-        for key, again in costs.rerun[kind].pair.items():
-            pair[key] += every * mine[:, None, None] * again
+    pair: dict[Pair, Array] = {}
+    for key in parts[0].costs.pair:
+        seconds = [part.costs.pair[key] for part in parts]
+        if key in picks:
+            seconds = [x[:, picks[key][0]][:, :, picks[key][1]] for x in seconds]
+        pair[key] = every * _of_modes(seconds, owner, kind)
     ends = (space.entry, space.exit)
-    pair[ends] = pair.get(ends, 0.0) + every * passing[None]
-    sizes = tuple(len(v) for v in space.variables)
-    return LabelGraph(sizes, dict(unary), dict(pair), (space.entry, space.exit, *space.tied))
+    passing = np.stack([part.passing for part in parts])
+    passing = passing[:, picks[ends][0]][:, :, picks[ends][1]] if ends in picks else passing
+    pair[ends] = pair.get(ends, 0.0) + every * passing[owner]
+    return unary, pair
+
+
+def _of_modes(costs: Sequence[Array], owner: Labels, kind: Labels) -> Array:
+    """Of each mode the costs of its part and kind; `costs` (kinds, ...) of each part."""
+    if len(costs) == 1:
+        return costs[0][kind]
+    found: Array = np.stack(costs)[owner, kind]
+    return found

@@ -26,7 +26,7 @@ from autopar.formulate.rates import ParameterRates
 from autopar.formulate.relayout_prices import RelayoutPrices
 from autopar.formulate.runs import LayerRun, layer_runs
 from autopar.formulate.storing import storage_costs
-from autopar.formulate.tables import Mode, Setting, label_graph, passing_seconds, space_costs
+from autopar.formulate.tables import Mode, Part, Setting, label_graph, passing_seconds, space_costs
 from autopar.graph import OpGraph, follow_layout, local_shape
 from autopar.plan import POLICIES, LayerStrategy, Request, data_axes_of
 from autopar.shard.lower import lower
@@ -129,11 +129,11 @@ def lay_out(run: LayerRun, setting: Setting, pricer: RooflinePricer) -> Laid:
     relayouts = RelayoutPrices(pricer, setting.mesh)
     rates = ParameterRates(pricer, setting.mesh, POLICIES["bf16"], "adamw", setting.num_microbatches, 1 << 20)
     space = label_space(run.layer, run.around, setting.sizes, setting.batch)
-    costs = space_costs(space, run.around, setting, CallPrices(pricer), relayouts)
+    costs = space_costs(space, [run.around], setting, CallPrices(pricer), relayouts)
     modes = modes_of(space, run)
     passing = passing_seconds(space, run.around, setting, relayouts)
     stored = storage_costs(space, run.around, setting, modes, rates)
-    return Laid(run, setting, pricer, rates, space, modes, label_graph(costs, passing, setting, modes, stored))
+    return Laid(run, setting, pricer, rates, space, modes, label_graph([Part(costs, passing, setting, modes, stored)]))
 
 
 def laid_out(model: str, cluster: str, setting: Setting) -> Iterator[Laid]:

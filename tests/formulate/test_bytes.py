@@ -19,7 +19,7 @@ from autopar.formulate.planner import Planner
 from autopar.formulate.relayout_prices import RelayoutPrices
 from autopar.formulate.runs import layer_runs
 from autopar.formulate.storing import storage_costs
-from autopar.formulate.tables import Setting, label_graph, passing_seconds, space_costs
+from autopar.formulate.tables import Part, Setting, label_graph, passing_seconds, space_costs
 from autopar.graph import OpGraph
 from autopar.plan import POLICIES
 from autopar.trace import trace
@@ -56,10 +56,10 @@ def priced_by_bytes(laid: Laid, relayouts: RelayoutPrices) -> Laid:
     """The same labels with a price on bytes alone."""
     modes = [replace(mode, byte_price=1.0, second_weight=NO_TIME) for mode in modes_of(laid.space, laid.run)]
     around, setting = laid.run.around, laid.setting
-    costs = space_costs(laid.space, around, setting, CallPrices(laid.pricer), relayouts)
+    costs = space_costs(laid.space, [around], setting, CallPrices(laid.pricer), relayouts)
     passing = passing_seconds(laid.space, around, setting, relayouts)
     stored = storage_costs(laid.space, around, setting, modes, laid.rates)
-    return replace(laid, modes=modes, graph=label_graph(costs, passing, setting, modes, stored))
+    return replace(laid, modes=modes, graph=label_graph([Part(costs, passing, setting, modes, stored)]))
 
 
 @pytest.mark.parametrize("microbatches", [1, 3])

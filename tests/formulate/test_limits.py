@@ -13,7 +13,8 @@ from autopar.choices import parse_bytes
 from autopar.cost.roofline import RooflinePricer
 from autopar.errors import ConfigError, InfeasibleError
 from autopar.formulate.config import ManualConfig
-from autopar.formulate.ladder import coarse_ladder
+from autopar.formulate.dual import Dual
+from autopar.formulate.ladder import ONLY_BYTES
 from tests.formulate.cases import planner
 from tests.formulate.plans import BATCHES, ONE_STAGE, plan_of
 
@@ -48,10 +49,15 @@ def test_no_limit_is_above_the_memory_there_is() -> None:
 
 
 def test_no_price_where_nothing_is_legal() -> None:
-    """Bytes have finite prices: none but 0 where no plan is legal, so that time without end makes no price."""
-    assert coarse_ladder(inf, 1 << 30) == [0.0]
-    assert coarse_ladder(1.0, None) == [0.0]
-    assert min(coarse_ladder(1.0, 1 << 30)[1:]) > 0
+    """Bytes have finite prices: none but 0 where no plan is legal or without a limit, so that time without end makes
+    no price."""
+    for limit, seconds, prices in ((1e9, inf, 1), (None, 1.0, 1), (1e9, 1.0, 3)):
+        dual = Dual(limit, (1,), 1.0)
+        for price in dual.asked():
+            dual.note(price, 1e6 if price[0] == ONLY_BYTES else seconds, 1e6, 0.0)
+        assert dual.asked() == []
+        assert dual.fine()[0] == 0.0
+        assert len(dual.fine()) == prices
 
 
 def test_too_little_time_is_not_called_impossible() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,40 +12,60 @@ from autopar.engine.eliminate import eliminate
 from autopar.engine.label_graph import Costs
 from autopar.formulate.call_prices import CallPrices
 from autopar.formulate.labels import label_space
-from autopar.formulate.ladder import ONLY_BYTES, modes_of
+from autopar.formulate.ladder import NO_TIME, ONLY_BYTES
+from autopar.formulate.layer_tables import Ask, LayerSolver
 from autopar.formulate.mesh import mesh_of
 from autopar.formulate.pins import Pins
 from autopar.formulate.relayout_prices import RelayoutPrices
 from autopar.formulate.runs import layer_runs
-from autopar.formulate.storing import storage_costs, undominated
-from autopar.formulate.tables import Mode, Price, Setting, label_graph, passing_seconds, space_costs
+from autopar.formulate.storing import storage_costs
+from autopar.formulate.tables import Part, Price, Setting, label_graph, passing_seconds, space_costs
 from tests.formulate.cases import Laid, cluster_of, laid_out, traced
 
 PRICES: list[Price] = [(0.0, 1, 1.0), (1e-12, 1, 1.0), (1e-10, 2, 0.0), (ONLY_BYTES, 1, 1.0)]
 
 
-def least(laid: Laid, modes: list[Mode]) -> dict[object, Costs]:
-    """The table of least costs at every price, and where parameters are tied at every ZeRO level."""
-    around, relayouts = laid.run.around, RelayoutPrices(laid.pricer, laid.setting.mesh)
-    costs = space_costs(laid.space, around, laid.setting, CallPrices(laid.pricer), relayouts)
-    passing = passing_seconds(laid.space, around, laid.setting, relayouts)
-    stored = storage_costs(laid.space, around, laid.setting, modes, laid.rates)
-    table = eliminate(label_graph(costs, passing, laid.setting, modes, stored)).table
-    kinds = [(mode.price, mode.zero if laid.space.tied else None) for mode in modes]
-    return {kind: table[[k == kind for k in kinds]].min(axis=0) for kind in kinds}
-
-
 @pytest.mark.parametrize("model", ["llama", "tied"])
 def test_dominated_modes_are_never_cheapest(model: str) -> None:
-    """Without dominated modes the least cost at every price is what it is with all."""
-    for laid in laid_out(model, "4xa100-80gb", Setting(mesh_of((2, 2)), 32, 4)):
-        every = list(modes_of(laid.run.around, laid.space, PRICES))
-        few = undominated(laid.space, laid.run.around, laid.setting, every, laid.rates)
-        assert len(few) < len(every)
-        wanted, found = least(laid, every), least(laid, few)
-        assert wanted.keys() == found.keys()
-        for kind, table in wanted.items():
-            np.testing.assert_allclose(found[kind], table, rtol=1e-12)
+    """Tables made for bounds, several settings and all states with the same data axes at once, hold at every price the
+    least cost that elimination finds in any mode of that price, everything priced apart."""
+    settings = [Setting(mesh_of((2, 2)), batch, 128 // batch) for batch in (32, 64)]
+    laid = [list(laid_out(model, "4xa100-80gb", setting)) for setting in settings]
+    for same in zip(*laid, strict=True):
+        asks = [ask_of(one) for one in same]
+        found = LayerSolver(same[0].space, same[0].run.around).solve(asks)
+        for one, tables in zip(same, found, strict=True):
+            missing = [mode for mode, table in zip(tables.modes, tables.table, strict=True) if np.isinf(table).all()]
+            assert missing
+            for kind, table in least(one).items():
+                price, zero = kind
+                mine = tables.costs(price, None, -1 if zero is None else zero)[1].min(axis=0)
+                np.testing.assert_allclose(mine, table, rtol=1e-12)
+
+
+def ask_of(laid: Laid) -> Ask:
+    """What bounds ask for."""
+    relayouts = RelayoutPrices(laid.pricer, laid.setting.mesh)
+    passing = passing_seconds(laid.space, laid.run.around, laid.setting, relayouts)
+    costs = space_costs(laid.space, [laid.run.around], laid.setting, CallPrices(laid.pricer), relayouts)
+    return Ask(costs, passing, laid.setting, laid.rates, PRICES, ((), ()), True)
+
+
+def least(laid: Laid) -> dict[tuple[Price, int | None], Costs]:
+    """The table of least costs at every price, and where parameters are tied at every ZeRO level."""
+    modes = [
+        replace(
+            mode, byte_price=price, in_flight=count, once_weight=once,
+            second_weight=NO_TIME if price == ONLY_BYTES else 1.0,
+        )
+        for price, count, once in PRICES
+        for mode in laid.modes
+    ]  # fmt: skip
+    ask = ask_of(laid)
+    stored = storage_costs(laid.space, laid.run.around, laid.setting, modes, laid.rates)
+    table = eliminate(label_graph([Part(ask.costs, ask.passing, laid.setting, modes, stored)])).table
+    kinds = [(mode.price, mode.zero if laid.space.tied else None) for mode in modes]
+    return {kind: table[[k == kind for k in kinds]].min(axis=0) for kind in kinds}
 
 
 @pytest.mark.parametrize("model", ["mlp", "llama"])
