@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from autopar.api import Plan, estimate, optimize, plan, register_rule, verify
     from autopar.checkpoints import Checkpoints, load_safetensors
     from autopar.cluster import Cluster
+    from autopar.emit.on_shards import on_shards
     from autopar.formulate.config import ManualConfig
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Checkpoints", "Cluster", "ManualConfig", "Plan", "__version__", "estimate", "load_safetensors", "optimize", "plan",
-    "register_rule", "verify",
+    "Checkpoints", "Cluster", "ManualConfig", "Plan", "__version__", "estimate", "load_safetensors", "on_shards",
+    "optimize", "plan", "register_rule", "verify",
 ]  # fmt: skip
 
 _HOMES = {
@@ -30,6 +31,7 @@ _HOMES = {
     "Plan": "autopar.api",
     "estimate": "autopar.api",
     "load_safetensors": "autopar.checkpoints",
+    "on_shards": "autopar.emit.on_shards",
     "optimize": "autopar.api",
     "plan": "autopar.api",
     "register_rule": "autopar.api",
