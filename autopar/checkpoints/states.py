@@ -83,7 +83,7 @@ def mismatches(tensors: Mapping[str, Any], stored: Stored) -> list[str]:
 def _named(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
     """Each parameter of the optimizer with its name in the model and its group."""
     names = {id(p): n for n, p in model.named_parameters()}
-    for group in optimizer.param_groups:
+    for group in optimizer.param_groups if names else ():  # on an idle rank there is nothing to keep
         for parameter in group["params"]:
             if id(parameter) not in names:
                 raise EmitError(

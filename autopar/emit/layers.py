@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import record_function
 
 from autopar.emit.program import ProgramCode, is_told
 from autopar.emit.route import Route
 from autopar.emit.source.read import LayerSource, StageSource
-from autopar.emit.torch_private import at_end_of_backward
+from autopar.emit.torch_private import at_end_of_backward, is_profiled
 
 
 class ParameterHolder(nn.Module):
@@ -29,15 +31,15 @@ class ParameterHolder(nn.Module):
 
 
 class LayerModule(ParameterHolder):
-    """One layer of the model, the `index`-th.
+    """One layer of the model, the `index`-th; `name` is what profilers show its forward pass as.
 
     `sources` gives the parameters and buffers in the order of the program, as local tensors. `updates` are buffers with
     the places of their new values among the outputs; they are put in place in training, once a forward pass.
     """
 
-    def __init__(self, index: int, code: ProgramCode | LayerSource) -> None:
+    def __init__(self, index: int, name: str, code: ProgramCode | LayerSource) -> None:
         super().__init__()
-        self.index = index
+        self.index, self.name = index, name
         self.code = code
         self.sources: list[Callable[[], Tensor]] = []
         self.updates: list[tuple[Tensor, int]] = []
@@ -48,7 +50,8 @@ class LayerModule(ParameterHolder):
         if draw is not None:
             draw = torch.cat([draw[:1] + self.index, draw[1:]])
         operands = [draw, *(source() for source in self.sources), *inputs]
-        outputs = code(*operands)
+        with record_function(self.name) if is_profiled() else nullcontext():
+            outputs = code(*operands)
         for buffer, place in self.updates if self.training else ():
             buffer.copy_(outputs[place])
         return outputs  # type: ignore[no-any-return]

@@ -153,7 +153,7 @@ class Builder:
             program = placement.program
             code = codes.setdefault(id(program), ProgramCode(program, self.groups, submodule, late))
             written = None if self.source is None else self.source.layer(i, program)
-            modules.append(LayerModule(self.stage.first_layer + i, written or code))
+            modules.append(LayerModule(self.stage.first_layer + i, placement.layer.name, written or code))
         stage = self._stage_module(modules, late)
         shared = shared_parameters(self.placements)
         held: Held = {}

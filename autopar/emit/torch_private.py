@@ -14,8 +14,8 @@ from torch.distributed.pipelining._backward import stage_backward
 from torch.distributed.pipelining.schedules import RESHARD, UNSHARD
 
 __all__ = [
-    "RESHARD", "UNSHARD", "at_end_of_backward", "backward_of_stage", "copy_all", "job_timeout", "norms_of",
-    "scale_all",
+    "RESHARD", "UNSHARD", "at_end_of_backward", "backward_of_stage", "copy_all", "is_profiled", "job_timeout",
+    "norms_of", "scale_all",
 ]  # fmt: skip
 
 
@@ -32,6 +32,12 @@ def job_timeout() -> timedelta:
 def at_end_of_backward(callback: Callable[[], None]) -> None:
     """Call `callback` when the backward pass that is running ends, after the callbacks queued before it."""
     Variable._execution_engine.queue_callback(callback)
+
+
+def is_profiled() -> bool:
+    """Whether a profiler is recording."""
+    recording: bool = torch._C._autograd._profiler_enabled()
+    return recording
 
 
 def scale_all(tensors: Sequence[Tensor], factor: Tensor) -> None:

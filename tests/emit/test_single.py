@@ -124,6 +124,16 @@ def test_mean_of_means_weighs_microbatches_equally() -> None:
     torch.testing.assert_close(pm.train_step(**batch), sum(halves) / 2, rtol=1e-12, atol=0)
 
 
+def test_profilers_show_layers() -> None:
+    """The forward pass of each layer is a range with the layer's name, in every microbatch."""
+    pm = emit(record(), traced("mlp"), example("mlp")[0], device="cpu")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        pm.train_step(**mlp_batch(8))
+    counts = {event.key: event.count for event in profile.key_averages()}
+    for layer in traced("mlp").layers:
+        assert counts[layer.name] == record().num_microbatches
+
+
 def test_code_is_shared_by_equal_layers_and_readable() -> None:
     """Equal layers run one generated function, whose text calls the model's operators on named values."""
     (runtime,) = parallel("gpt").runtimes
