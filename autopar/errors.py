@@ -52,6 +52,11 @@ class EmitError(AutoparError):
     exit_code = 1
 
 
+def reason_of(error: Exception) -> str:
+    """Why a file can't be used, in words: of the system's errors without their number and the path."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 def as_document(error: Exception) -> dict[str, dict[str, str | int]]:
     """A failure as the JSON document that commands print; an error that isn't deliberate is said to be unexpected."""
     message = str(error) if isinstance(error, AutoparError) else f"unexpected {type(error).__name__}: {error}"

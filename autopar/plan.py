@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autopar.errors import PlanError
+from autopar.errors import PlanError, reason_of
 from autopar.files import write_atomically
 from autopar.graph import Layout
 
@@ -301,6 +301,6 @@ class PlanRecord:
             data = json.loads(Path(path).read_text())
         except (OSError, ValueError) as error:
             raise PlanError(
-                f"{path}: can't be read as a plan ({error}). Give a file written by `autopar plan -o`."
+                f"{path}: can't be read as a plan ({reason_of(error)}). Give a file written by `autopar plan -o`."
             ) from None
         return cls.from_json(data, str(path))

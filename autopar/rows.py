@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import gzip
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
-from autopar.errors import ConfigError
+from autopar.errors import ConfigError, reason_of
 
 KINDS = {
     "memory": ("row_id", "gpu", "component"),
@@ -48,6 +49,12 @@ def read_tables(paths: Sequence[Path], kinds: Sequence[str]) -> list[Table]:
     return tables
 
 
+def repeated_ids(tables: Sequence[Table]) -> list[str]:
+    """What `row_id` stands for several rows of one kind, in words."""
+    counts = Counter((table.kind, row["row_id"]) for table in tables for row in table.rows if row.get("row_id"))
+    return [f"{kind} row_id {name!r} stands for {n} rows" for (kind, name), n in counts.items() if n > 1]
+
+
 def _read_table(path: Path, kinds: Sequence[str]) -> Table:
     try:
         with _open(path) as file:
@@ -55,7 +62,9 @@ def _read_table(path: Path, kinds: Sequence[str]) -> Table:
             kind = _kind_of(path, tuple(reader.fieldnames or ()), kinds)
             rows = [{key: value or "" for key, value in row.items() if key} for row in reader]
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"{path}: can't be read as a table ({error}). Give a .csv or .csv.gz file.") from None
+        raise ConfigError(
+            f"{path}: can't be read as a table ({reason_of(error)}). Give a .csv or .csv.gz file."
+        ) from None
     return Table(path, kind, rows)
 
 

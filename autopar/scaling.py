@@ -54,7 +54,7 @@ def scale(
         say(f"planning {cluster.name}")
         try:
             with pricing(cluster, profile) as pricer:
-                plan = Planner(graph, cluster, pricer, request, trace_s).plan()
+                plan = Planner(graph, cluster, pricer, request, trace_s).plan(time_limit_s=asked.time_limit_s)
         except InfeasibleError as error:
             yield Size(count, None, None, str(error))
             continue

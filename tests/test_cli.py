@@ -16,9 +16,9 @@ COMMANDS = {
     "plan": "--cluster --global-batch --seq-len --dtype --optimizer --memory-limit --config --constraint --objective "
     "--profile --top --allow-inexact --what-if --seed --time-limit -o --report --timeline --json",
     "estimate": "--cluster --global-batch --config --seq-len --dtype --optimizer --memory-limit --profile --straggler "
-    "--timeline --json",
+    "-o --timeline --json",
     "scale": "--devices --device --global-batch --seq-len --dtype --optimizer --memory-limit --constraint --objective "
-    "--profile --json",
+    "--profile --time-limit --json",
     "validate": "--report --json",
     "validate-ops": "--fit --exclude-device --report --json",
     "profile": "--cluster --global-batch --device -o",

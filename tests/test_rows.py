@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autopar.errors import ConfigError
-from autopar.rows import OP_KINDS, STEP_KINDS, read_tables
+from autopar.rows import OP_KINDS, STEP_KINDS, read_tables, repeated_ids
 
 
 @pytest.mark.parametrize(
@@ -43,4 +43,13 @@ def test_mistakes_of_all_files(tmp_path: Path) -> None:
     text = "\n".join(caught.value.mistakes)
     assert "foreign.csv: as a table of training it lacks the columns gpu" in text
     assert "broken.csv.gz: can't be read" in text
-    assert "absent.csv: can't be read" in text
+    assert "absent.csv: can't be read as a table (No such file or directory). Give" in text
+
+
+def test_repeated_ids_are_named(tmp_path: Path) -> None:
+    """A row_id that several rows of a kind have, in whatever files, is named with how many; none else is."""
+    for name, rows in {"a": "1,x\n1,x\n2,x\n", "b": "1,x\n3,x\n,x\n,x\n"}.items():
+        (tmp_path / f"{name}.csv").write_text("row_id,gpu\n" + rows)
+    (tmp_path / "c.csv").write_text("row_id,gpu,component\n2,x,y\n")
+    tables = read_tables([tmp_path / f"{name}.csv" for name in "abc"], STEP_KINDS)
+    assert repeated_ids(tables) == ["training row_id '1' stands for 3 rows"]

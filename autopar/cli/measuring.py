@@ -68,12 +68,15 @@ def _taken(found: Profile, output: Path | None) -> Answer:
 def validate(rows: Rows, report: ReportFile = None, as_json: Json = False) -> Answer:
     """Compare predictions with measured training and memory rows."""
     check_targets(report)
-    from autopar.rows import STEP_KINDS, read_tables
+    from autopar.rows import STEP_KINDS, read_tables, repeated_ids
     from autopar.validation.step_text import steps_text
     from autopar.validation.steps import predict_steps
     from autopar.validation.summaries import summary
 
-    found = predict_steps(read_tables(rows, STEP_KINDS))
+    tables = read_tables(rows, STEP_KINDS)
+    for said in repeated_ids(tables):
+        say(f"warning: {said}: results can't be told apart by it.")
+    found = predict_steps(tables)
     if report:
         from autopar.validation.step_page import write_step_page
 

@@ -51,3 +51,6 @@ Rows: TypeAlias = Annotated[list[Path], typer.Argument(metavar="ROWS.csv...", he
 ObjectiveName: TypeAlias = Annotated[
     Objective, typer.Option("--objective", metavar="OBJECTIVE", help=f"What to make best: {listed(OBJECTIVES)}.")
 ]
+TimeLimit: TypeAlias = Annotated[
+    float | None, typer.Option("--time-limit", min=0.0, help="Seconds to search at most (each size).")
+]

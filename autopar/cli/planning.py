@@ -34,6 +34,7 @@ from autopar.cli.options import (
     ProfileFile,
     ReportFile,
     SeqLen,
+    TimeLimit,
     TimelineFile,
 )
 
@@ -58,9 +59,7 @@ def plan(
         str | None, typer.Option("--what-if", help="Scale the cluster: network=0.8,memory=0.9,compute=1.2.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the search.")] = 0,
-    time_limit: Annotated[
-        float | None, typer.Option("--time-limit", min=0.0, help="Seconds to search at most.")
-    ] = None,
+    time_limit: TimeLimit = None,
     output: OutFile = None,
     report: ReportFile = None,
     timeline: TimelineFile = None,
@@ -109,11 +108,12 @@ def estimate(
     straggler: Annotated[
         float | None, typer.Option("--straggler", min=1.0, help="How much slower the slowest device is.")
     ] = None,
+    output: OutFile = None,
     timeline: TimelineFile = None,
     as_json: Json = False,
 ) -> Answer:
     """Predict step time and memory of a hand-written plan."""
-    check_targets(timeline)
+    check_targets(output, timeline)
     where, wanted = cluster_of(cluster, None), config_of(config)
     with work():
         from autopar import api
@@ -129,7 +129,7 @@ def estimate(
             profile=profile,
             straggler=straggler or 1.0,
         )
-        write(found, None, timeline)
+        write(found, output, timeline)
         return Answer(found.explain(), found.to_json(), as_json)
 
 
@@ -145,6 +145,7 @@ def scale(
     constraint: Constraints = None,
     objective: ObjectiveName = "step_time",
     profile: ProfileFile = None,
+    time_limit: TimeLimit = None,
     as_json: Json = False,
 ) -> Answer:
     """Show the best plan by size of the cluster, doubled from the first to the last."""
@@ -160,6 +161,7 @@ def scale(
         asked = Asked(
             **loaded, cluster="", global_batch=global_batch, dtype=dtype, optimizer=optimizer,
             memory_limit=memory_limit, constraints=tuple(constraint or ()), objective=objective,
+            time_limit_s=time_limit,
         )  # fmt: skip
         found = list(scale(asked, inputs, counts, device, profile=profile, say=say))
     return Answer(scale_text(found), {"sizes": [size.to_json() for size in found]}, as_json)

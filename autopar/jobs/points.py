@@ -11,6 +11,7 @@ from itertools import product
 from pathlib import Path
 
 from autopar.errors import ConfigError
+from autopar.jobs.behind import files_behind
 from autopar.jobs.files import JobFile
 from autopar.settings import read_settings
 from autopar.trace.spec_text import spec_file
@@ -101,9 +102,9 @@ def _opened(text: str, file: str | None, folder: Path) -> str:
 
 
 def _name(point: Point, folder: Path) -> str:
-    """Model, cluster and batch in words, then a digest of the point as written and of the files that it names."""
+    """Model, cluster and batch in words, then a digest of the point as written and of the files it depends on."""
     named = [folder / file for file in (spec_file(point.spec), point.cluster, point.profile) if file]
-    files = [file / "config.json" if file.is_dir() else file for file in named]
+    files = [read for file in named for read in files_behind(file)]
     contents = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()]
     digest = hashlib.sha256(json.dumps([asdict(point), contents]).encode()).hexdigest()[:8]
     model = point.model.partition(":")[0] if "=" in point.model else Path(point.model).stem

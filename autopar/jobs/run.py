@@ -49,17 +49,15 @@ def run_jobs(
 ) -> list[Outcome]:
     """Find the plans of all points and write them, with a summary a job; outcomes in the order of the files.
 
-    With `resume` points that have a plan, or are proven infeasible, are kept; without it whatever an earlier run left
-    of these points is dropped first. Raises OSError where results can't be written.
+    With `resume` points that have a plan, or are proven infeasible, are kept; without it what an earlier run left of
+    them is replaced as new answers come. Raises OSError where results can't be written.
     """
     places: dict[str, list[Job]] = defaultdict(list)  # points of one name, in whatever files, have one answer
     points: dict[str, Point] = {}
     for job in jobs:
         job.folder.mkdir(parents=True, exist_ok=True)
         for point in job.points:
-            if not resume:
-                _document_path(job, point).unlink(missing_ok=True)
-            if _finished(job, point) is None:
+            if not resume or _finished(job, point) is None:
                 places[point.name].append(job)
             points[point.name] = point
     waiting = [points[name] for name in places]

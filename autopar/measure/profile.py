@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from autopar.errors import ProfileError
+from autopar.errors import ProfileError, reason_of
 from autopar.files import write_atomically
 from autopar.measure.keys import Key, decode_key, encode_key
 
@@ -113,7 +113,7 @@ class Profile:
             return cls(Environment(**data["environment"]), timings)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ProfileError(
-                f"{path}: can't be read as a profile ({error}). Give a file written by `autopar profile -o`."
+                f"{path}: can't be read as a profile ({reason_of(error)}). Give a file written by `autopar profile -o`."
             ) from None
 
     def merged(self, other: Profile, origin: str) -> Profile:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from autopar.errors import ProfileError
+from autopar.errors import ProfileError, reason_of
 from autopar.measure.keys import Key, decode_key, encode_key
 from autopar.measure.profile import FILE_FORMAT, Environment, Profile, Sample, Timing
 
@@ -82,8 +82,8 @@ class Store:
                 connection.close()
         except (sqlite3.DatabaseError, OSError, ValueError) as error:
             raise ProfileError(
-                f"{self.path}: the store of timings can't be used ({error}). Remove the file, or set AUTOPAR_CACHE_DIR "
-                "to a folder that can be written; timings are then taken anew."
+                f"{self.path}: the store of timings can't be used ({reason_of(error)}). Remove the file, or set "
+                "AUTOPAR_CACHE_DIR to a folder that can be written; timings are then taken anew."
             ) from None
 
 

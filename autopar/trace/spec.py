@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autopar.errors import AutoparError, ConfigError
+from autopar.errors import AutoparError, ConfigError, reason_of
 from autopar.trace.dims import Decoder, Dims
 from autopar.trace.dimspec import FAMILIES, parse_dims
 from autopar.trace.inputs import ExampleInputs
@@ -92,6 +92,8 @@ def _function(path: Path, name: str) -> Any:
         raise ConfigError(f"{path}: is no Python file; give FILE.py:function")
     module = importlib.util.module_from_spec(module_spec)
     sys.modules.setdefault(path.stem, module)  # dataclasses look their module up there
+    if (folder := str(path.resolve().parent)) not in sys.path:
+        sys.path.insert(0, folder)  # it imports its neighbours, as a script does
     try:
         module_spec.loader.exec_module(module)
     except Exception as error:
@@ -134,7 +136,7 @@ def _config(where: Path) -> Any:
             f"hf:{where}: no such file ({file}); give a configuration file or the folder that has config.json"
         ) from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"hf:{where}: can't be read as JSON ({error})") from None
+        raise ConfigError(f"hf:{where}: can't be read as JSON ({reason_of(error)})") from None
     try:
         from transformers import CONFIG_MAPPING
     except ImportError:

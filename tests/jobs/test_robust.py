@@ -71,6 +71,21 @@ def clusters(draw: st.DrawFn, nodes: int = 3, a_node: int = 4) -> dict[str, Any]
 
 
 @st.composite
+def mixed_clusters(draw: st.DrawFn) -> dict[str, Any]:
+    """A cluster file of two or three groups of nodes that differ, in order."""
+    devices = st.sampled_from([name for name in DEVICES if name != "xeon-8480"])
+    groups = [
+        {
+            "device": draw(devices), "nodes": draw(st.integers(1, 2)), "devices_per_node": draw(st.integers(1, 3)),
+            "network": draw(st.sampled_from(["infiniband", "roce"])), "speed": draw(st.floats(0.2, 1.5)),
+        }
+        for _ in range(draw(st.integers(2, 3)))
+    ]  # fmt: skip
+    between = {"name": "net", "gb_per_s": draw(st.floats(0.1, 90)), "efficiency": 0.8, "latency_us": 9.0}
+    return {"name": "drawn", "group": groups, "between": between}
+
+
+@st.composite
 def jobs(draw: st.DrawFn) -> Data:
     """A job file in order, with one point, on a cluster file beside it."""
     family, heads = draw(st.sampled_from(["gpt", "llama"])), draw(st.integers(1, 4))
@@ -92,9 +107,11 @@ def jobs(draw: st.DrawFn) -> Data:
 
 
 def toml(data: Mapping[str, Any]) -> str:
-    """Values first, then tables."""
-    lines = [f"{key} = {json.dumps(value)}" for key, value in data.items() if not isinstance(value, dict)]
+    """Values first, then tables, and lists of tables."""
+    lists = {k: v for k, v in data.items() if isinstance(v, list) and v and isinstance(v[0], dict)}
+    lines = [f"{k} = {json.dumps(v)}" for k, v in data.items() if k not in lists and not isinstance(v, dict)]
     lines += [f"[{key}]\n{toml(value)}" for key, value in data.items() if isinstance(value, dict)]
+    lines += [f"[[{key}]]\n{toml(table)}" for key, tables in lists.items() for table in tables]
     return "\n".join(lines)
 
 
@@ -179,6 +196,17 @@ UNEVEN: Data = {
 """Nine samples may be dealt over two devices, one sample may not."""
 
 
+MIXED: dict[str, Any] = {
+    "name": "two",
+    "group": [
+        {"device": "a100-80gb", "nodes": 1, "devices_per_node": 2},
+        {"device": "h100", "nodes": 1, "devices_per_node": 1},
+    ],
+    "between": {"name": "n", "gb_per_s": 1.0, "efficiency": 0.5, "latency_us": 9.0},
+}
+"""Groups of one device each are all that both parts hold."""
+
+
 SEVEN: Data = {
     "model": {"spec": "llama:layers=2,hidden=24,heads=4,vocab=4"},
     "cluster": {"file": "cluster.toml"},
@@ -190,6 +218,7 @@ SEVEN: Data = {
 @settings(max_examples=1)
 @given(jobs(), clusters(nodes=1, a_node=2))
 @example(UNEVEN, {"name": "two", "device": "a100-80gb", "nodes": 2, "devices_per_node": 1})
+@example(UNEVEN, MIXED)
 @example(SEVEN, {"name": "six", "device": "a100-80gb", "nodes": 2, "devices_per_node": 3})
 def test_a_plan_or_a_proven_no(job: Data, cluster: dict[str, Any]) -> None:
     """Job files in order get a plan, a proven no, or a mistake that names what to change."""
@@ -198,7 +227,7 @@ def test_a_plan_or_a_proven_no(job: Data, cluster: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @settings(max_examples=200)
-@given(jobs(), clusters())
+@given(jobs(), st.one_of(clusters(), mixed_clusters()))
 def test_two_hundred_plans(job: Data, cluster: dict[str, Any]) -> None:
     """The same of 200 pairs of files."""
     check_plan(job, cluster)

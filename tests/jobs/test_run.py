@@ -106,6 +106,21 @@ def test_without_resume_all_is_found_again(tmp_path: Path, monkeypatch: pytest.M
         assert len(begun(ledger)) - before == count
 
 
+def test_without_resume_old_results_stay_until_new_ones_come(tmp_path: Path) -> None:
+    """Broken off before its first answer, a run without `resume` has taken nothing away."""
+    job = job_of(tmp_path, [1, 2])
+    run_jobs([job], solve=slowly)
+    before = finished(job)
+
+    def interrupted(text: str) -> None:
+        if text.startswith("2 points"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_jobs([job], solve=slowly, say=interrupted)
+    assert finished(job) == before != {}
+
+
 def test_files_that_ask_for_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A point of two files is found once and kept beside both; a file for which it is done already is left alone."""
     ledger = tmp_path / "ledger"
