@@ -1,11 +1,12 @@
 """Predicted against measured on this machine: step time and peak tensor bytes of several plans of two models.
 
-    python -m benchmarks.local_steps [--ranks 4] [--models gpt,llama]
+    python -m benchmarks.local_steps [--ranks 4 | --exhaustive] [--models gpt,llama]
 
 Processes of one thread. Steps of all plans of a model are interleaved, so that what else the machine does hits all
 alike; each figure is a median. Prints error of the step time, Kendall's tau over pairs more than 5 % apart, how near
 the plan the search chose is to the fastest measured, and the error of the peak. With more processes than cores only
-tau means something, and nothing is searched.
+tau means something, and nothing is searched. `--exhaustive`: every plan of a grid, to say how near the fastest of
+all the search's pick is.
 """
 
 from __future__ import annotations
@@ -56,6 +57,16 @@ CONFIGS = {
     ),
 }
 """Plans of a job of so many processes."""
+SIZES = (2, 4, 8)
+EXHAUSTIVE = (
+    *(f"dp=2,microbatch_size={n},zero={zero}" for n in SIZES for zero in (0, 1, 2, 3)),
+    *(f"dp=2,microbatch_size={n},recompute=full" for n in SIZES),
+    *(f"tp=2,microbatch_size={2 * n},sp={sp}" for n in SIZES for sp in (0, 1)),
+    *(f"pp=2,microbatch_size={n},schedule={schedule}" for n in (1, *SIZES) for schedule in ("1f1b", "gpipe")),
+    *(f"pp=2,microbatch_size={n},recompute=full" for n in SIZES),
+    *(f"pp=2,microbatch_size={n},schedule=interleaved,virtual_stages=2" for n in (1, *SIZES)),
+)
+"""All plans of a grid for two processes."""
 
 
 def measure() -> None:
@@ -84,7 +95,7 @@ def measure_model(model: str) -> list[dict[str, Any]]:
     if dist.get_world_size() <= (os.cpu_count() or 1):
         plans[CHOSEN] = autopar.plan(loaded.model, loaded.inputs, **keywords)
         plans[CHOSEN_OF_ONE_STAGE] = autopar.plan(loaded.model, loaded.inputs, constraints=["exclude=pp"], **keywords)
-    for config in CONFIGS[dist.get_world_size()]:
+    for config in EXHAUSTIVE if os.environ.get("AUTOPAR_BENCHMARK_EXHAUSTIVE") else CONFIGS[dist.get_world_size()]:
         plans[config] = autopar.plan(loaded.model, loaded.inputs, config=autopar.ManualConfig.parse(config), **keywords)
     text = torch.randint(VOCABULARY, (GLOBAL_BATCH, TOKENS))
     times: dict[str, list[float]] = {name: [] for name in plans}
@@ -144,7 +155,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--ranks", type=int, choices=CONFIGS, default=2)
     parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--exhaustive", action="store_true")
     asked = parser.parse_args()
+    os.environ["AUTOPAR_BENCHMARK_EXHAUSTIVE"] = "1" if asked.exhaustive else ""
     os.environ["AUTOPAR_BENCHMARK_MODELS"] = asked.models
     answers = ranks.launch("benchmarks.local_steps", asked.ranks)
     for model, rows in answers.items():
