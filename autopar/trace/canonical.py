@@ -70,9 +70,17 @@ def _explicit(item: Item, values: dict[str, TensorSpec]) -> list[Item]:
         spec, filling = values[op.results[0]], op.args[2] if op.target == "aten.new_full.default" else _NEW[op.target]
         kwargs = (("dtype", Dtype(spec.dtype)), ("device", DeviceArg()))
         return [replace(op, target="aten.full.default", args=(_shape(spec), filling), kwargs=kwargs)]
+    if op.target == "aten.cat.default":
+        return [_without_nothing(op, values)]
     if op.target == "aten.broadcast_tensors.default":
         return [_expand(op, i, values[result]) for i, result in enumerate(op.results)]
     return [op]
+
+
+def _without_nothing(op: Op, values: dict[str, TensorSpec]) -> Op:
+    """A join without tensors of shape (0,), which are joined to any other (an empty cache)."""
+    kept = tuple(Ref(n) for n in op.operands if values[n].shape != (Extent(0, 0),))
+    return replace(op, args=(kept or op.args[0], *op.args[1:]))
 
 
 def _explicit_end(op: Op, values: dict[str, TensorSpec]) -> Op:
@@ -124,7 +132,7 @@ def functional(flat: Flat) -> Flat:
             source, written = item.args[0], original.args[0]
             if not isinstance(source, Ref) or not isinstance(written, Ref):
                 raise TraceError(f"{item.module}: {item.target} changes {source!r} in place. Write it out of place.")
-            *casts, item = _copied(item, values) if plain == COPY else [replace(item, target=plain)]
+            *casts, item = _copied(item, values) if plain == COPY else [_out_of_place(item, plain)]
             items += casts
             names = _now_read(names, {source.name: item.results[0]})
             items += [item, *writes.after(item, written.name, position, names)]
@@ -138,6 +146,17 @@ def functional(flat: Flat) -> Flat:
 
 
 COPY = "aten.copy.default"
+_FUNCTIONAL = {
+    "aten.bernoulli_.float": "aten.bernoulli.p",
+    "aten.normal_.default": "aten.normal_functional.default",
+}
+"""In-place operators whose functional form has another name."""
+
+
+def _out_of_place(op: Op, target: str) -> Op:
+    """The functional form; that of `bernoulli_` has no default for the probability."""
+    missing = target == "aten.bernoulli.p" and len(op.args) == 1 and "p" not in dict(op.kwargs)
+    return replace(op, target=target, args=(*op.args, 0.5) if missing else op.args)
 
 
 def _copied(op: Op, values: dict[str, TensorSpec]) -> list[Op]:
@@ -158,7 +177,7 @@ def _functional_target(target: str) -> str | None:
     namespace, name, variant = target.split(".")
     if not name.endswith("_") or name.endswith("__"):
         return None
-    return f"{namespace}.{name[:-1]}.{variant}"
+    return _FUNCTIONAL.get(target, f"{namespace}.{name[:-1]}.{variant}")
 
 
 def without_no_ops(flat: Flat) -> Flat:

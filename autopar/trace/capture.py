@@ -53,12 +53,18 @@ def trace(
 
 
 def _traced(exporter: Exporter) -> OpGraph:
-    """The graph, with submodules that can't be traced as one operator each."""
+    """The graph, with submodules that can't be traced as one operator each. Raises TraceError with the first reason."""
+    reasons: list[str] = []
     while True:
         try:
             return _graph(_first_that_works(exporter))
         except (_InTheWay, OperatorError) as found:
-            exporter.stand_ins.add(found.path, str(found))
+            path = found.path
+            reasons.append(str(found))
+        try:
+            exporter.stand_ins.add(path, reasons[-1])
+        except TraceError as error:
+            raise TraceError(" As one operator: ".join(dict.fromkeys((reasons[0], reasons[-1])))) from error
 
 
 def _kept_apart(exporter: Exporter, graph: OpGraph) -> OpGraph:

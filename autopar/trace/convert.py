@@ -83,10 +83,14 @@ class Converter:
 
     def _constant(self, node: fx.Node, value: Any) -> Ref:
         """A small tensor made from Python numbers in forward, as ops that make it."""
-        if not isinstance(value, Tensor) or value.device.type == "meta" or value.numel() > 64:
+        if not isinstance(value, Tensor) or (value.is_meta and value.numel()) or value.numel() > 64:
             raise TraceError(f"{node.name} is a constant tensor that is no buffer. Register it with register_buffer.")
         dtype = Dtype(str(value.dtype).removeprefix("torch."))
         kwargs = (("dtype", dtype), ("device", DeviceArg()))
+        if not value.numel():
+            shape = tuple(value.shape)
+            spec = TensorSpec(tuple(Extent(0, s) for s in shape), dtype.name)
+            return self._emit("full", "aten.full.default", (shape, 0), kwargs, (spec,))[0]
         scalars = []
         for number in value.flatten().tolist():
             scalars.append(
@@ -264,4 +268,6 @@ def _argument(value: Any, env: dict[fx.Node, Any]) -> Argument:
         return size if size.per_sample else size.fixed
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, complex) and not value.imag:
+        return value.real
     raise TraceError(f"an operator takes {value!r} ({type(value).__name__}), which can't be kept in a plan.")

@@ -24,6 +24,9 @@ from autopar.trace.shadow import shadow
 from autopar.trace.sizes import spec_of
 from autopar.trace.standins import StandIns
 from autopar.trace.two_sizes import SIZES, blended
+from autopar.trace.undisturbed import nothing_left, without_autocast
+
+AUTOCAST = "forward asks for autocast: dtypes are those of the plan all the same"
 
 
 @dataclass(frozen=True)
@@ -70,19 +73,20 @@ class Exporter:
             blocks_.install(root, blocks)
             dim = torch.export.Dim("batch", min=1)
             shapes = (tuple({0: dim} if shares else {} for shares in self.inputs.batched),)
-            with Known(), _quiet_failure():
+            with Known(), without_autocast() as casts, _quiet_failure():
                 program = torch.export.export(root, tensors, dynamic_shapes=shapes if symbolic else None, strict=False)
             converter = Converter(program, self.inputs.names, names, blocks, self.stand_ins.forms)
         finally:
             for block in blocks:
                 marker.forget(block.kind)
-        return self._flat(root, converter, names, params, buffers, (note,) if note else ())
+        notes = (note, AUTOCAST if any(casts) else "")
+        return self._flat(root, converter, names, params, buffers, tuple(filter(None, notes)))
 
     def _blocks(self, root: Root, batch: int | None, told: bool) -> tuple[list[blocks_.Block], str]:
         """The repeated blocks of the model, run once on meta at `batch`."""
         tensors = self.inputs.on_meta(batch, self.dtype)
         self.stand_ins.install(root.model, batch if told else None)
-        with Known():
+        with Known(), without_autocast(), nothing_left(root):
             return blocks_.find(root, tensors)
 
     def _flat(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,8 @@ def module_of(error: BaseException) -> str:
     """Path of the innermost submodule in which a trace failed; '' if it was the model itself or isn't known."""
     if isinstance(error, (DependsOnDataError, NotOneOperator)):
         return error.path
+    if found := _CHANGES_DATA.search(str(error)):
+        return found[1]
     frames = _frames(error)
     root = _root(frames)
     paths = [path for f, _ in frames if root is not None and (path := _module_path(root, f)) is not None]
@@ -57,7 +60,12 @@ _ASKS_FOR_VALUES = {
     "DependsOnDataError", "NotOneOperator", "GuardOnDataDependentSymNode", "DataDependentOutputException",
     "DynamicOutputShapeException",
 }  # fmt: skip
-_SAYS_SO = ("item() cannot be called on meta tensors", "data-dependent", "Cannot copy out of meta tensor")
+_SAYS_SO = (
+    "item() cannot be called on meta tensors", "data-dependent", "Cannot copy out of meta tensor",
+    "fake tensor in the exported program constant's list",
+)  # fmt: skip
+_CHANGES_DATA = re.compile(r"model attribute: model\.(\S+)\.\w*lifted_tensor_\d")
+"""What torch says of a tensor that was made, or taken as `.data`, beside the trace; the path of the module."""
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -101,11 +109,14 @@ def _in_library(frame: FrameType) -> bool:
 
 
 def _module_path(root: Root, frame: FrameType) -> str | None:
-    """Path of the module whose method the frame runs; None if it is none of the model's."""
+    """Path of the module whose method the frame runs; None if it is none of the model's.
+
+    While torch exports, modules are reached through proxies, which have their attributes.
+    """
     owner = frame.f_locals.get(next(iter(frame.f_code.co_varnames), ""))
     if not isinstance(owner, nn.Module):
         return None
-    return next((path for path, module in root.model.named_modules() if module is owner), None)
+    return next((path for path, module in root.model.named_modules() if vars(module) is vars(owner)), None)
 
 
 def _innermost_line(frames: list[tuple[FrameType, int]], method: FrameType) -> str:

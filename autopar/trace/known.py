@@ -45,7 +45,7 @@ class Known(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call `func`, or what stands for it."""
         kwargs = kwargs or {}
-        if func in _LITERALS and str(kwargs.get("device", "")) == "meta" and len(args) == 1:
+        if func in _LITERALS and len(args) == 1:  # wherever it is put, what it meets is on meta
             made = self._literal(args[0], kwargs.get("dtype"))
             return func(*args, **kwargs) if made is None else made
         if func in _INDEXING and args[0].is_meta:

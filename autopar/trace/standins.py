@@ -68,7 +68,8 @@ class StandIns:
     def __init__(self, model: nn.Module, compute: str) -> None:
         self.paths: dict[str, str] = {}
         self.forms: dict[int, Form] = {}
-        self._model, self._compute = model, compute
+        # while a model is traced, torch gives proxies of its modules to who asks for them by name
+        self._modules, self._compute = dict(model.named_modules(remove_duplicate=False)), compute
         self._known: dict[object, int] = {}
 
     def add(self, path: str, why: str) -> None:
@@ -76,7 +77,7 @@ class StandIns:
 
         Raises TraceError with `why` when that would be the whole model.
         """
-        modules = dict(self._model.named_modules())
+        modules = self._modules
         while path and (path in self.paths or isinstance(modules[path], _CONTAINERS)):
             path = path.rpartition(".")[0]
         if not path:
@@ -128,7 +129,7 @@ class StandIns:
                 args, kwargs = decoded(call, tensors)
                 return real(*args, **kwargs)
 
-            found = learn(self._model.get_submodule(path), run, specs, self._compute)
+            found = learn(self._modules[path], run, specs, self._compute)
             index = self._known[key] = next(_NUMBERS)
             self.forms[index] = Form(
                 names, call, found.apart, found.draws, found.flops, max(map(_elements, specs), default=0),

@@ -78,6 +78,13 @@ def test_attention_without_dropout_stays_fused() -> None:
     assert not graph.assumptions
 
 
+class DropPath(nn.Module):
+    """Drops whole samples, with numbers drawn in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x.new_empty((x.shape[0], 1, 1, 1)).bernoulli_(0.5)
+
+
 class Noisy(nn.Module):
     """Adds noise that it draws itself."""
 
@@ -86,7 +93,8 @@ class Noisy(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("module", "operator"), [(Noisy(), "aten.randn"), (nn.Dropout2d(0.5), "dropout"), (nn.RReLU(), "aten.rrelu")]
+    ("module", "operator"),
+    [(Noisy(), "aten.randn"), (DropPath(), "bernoulli"), (nn.Dropout2d(0.5), "dropout"), (nn.RReLU(), "aten.rrelu")],
 )
 def test_operators_that_draw_are_whole(module: nn.Module, operator: str) -> None:
     """Numbers drawn in a way that ranks could not agree on piece by piece: no rule splits it, nor does time."""

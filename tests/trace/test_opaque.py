@@ -75,6 +75,44 @@ def test_a_branch_on_a_mean() -> None:
     assert "unusual.py:" in note
 
 
+class Shared(nn.Module):
+    """A branch on a value between uses of one module, which torch then reaches through proxies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.linear = Wavering(), nn.Linear(16, 16)
+        self.same = self.linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.same(self.inner(self.linear(x))).mean()
+        return y
+
+
+def test_a_branch_in_a_model_that_shares_modules() -> None:
+    """The module is found, and tried, although modules are proxies while they are traced."""
+    graph = trace(Shared(), (torch.zeros(2, 4, 16),))
+    assert [op.module for op in _opaque(graph)] == ["inner"]
+
+
+class ChangesItsData(nn.Module):
+    """Clamps its weight behind the back of autograd."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.linear.weight.data.clamp_(-4.0, 4.0)
+        y: Tensor = self.linear(x)
+        return y
+
+
+def test_a_module_that_writes_to_data() -> None:
+    """A tensor that torch can't follow is named by its module, which becomes one operator."""
+    graph = trace(Wrapped(ChangesItsData), (torch.zeros(2, 4, 16),))
+    assert {op.module.rpartition(".")[2] for op in _opaque(graph)} == {"1"}
+
+
 class Whole(nn.Module):
     """A model whose own forward branches on a value."""
 

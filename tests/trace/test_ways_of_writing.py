@@ -63,11 +63,29 @@ def pick_a_position(x: Tensor) -> Tensor:
     return x[torch.arange(x.shape[0], device=x.device), last] + x[torch.arange(x.shape[0], device=x.device), -1 - last]
 
 
+def in_own_dtype(x: Tensor) -> Tensor:
+    with torch.autocast(device_type=x.device.type, enabled=False):
+        return x * torch.tensor([0.5, 2.0]).to(x).repeat(WIDTH // 2)
+
+
+def join_to_nothing(x: Tensor) -> Tensor:
+    kept = torch.tensor([], dtype=x.dtype, device=x.device)
+    return torch.cat((kept, x), dim=1)
+
+
 def length_as_a_number(x: Tensor) -> Tensor:
     return x * len(x) + torch.ones(len(x), 1, 1, dtype=x.dtype, device=x.device)
 
 
-WAYS = [write_to_slices, write_through_views, numbers, ask_what_is_known, pick_a_position]
+WAYS = [
+    write_to_slices,
+    write_through_views,
+    numbers,
+    ask_what_is_known,
+    pick_a_position,
+    in_own_dtype,
+    join_to_nothing,
+]
 
 
 def _traced(model: nn.Module) -> tuple[OpGraph, float]:
@@ -93,6 +111,38 @@ def test_batch_as_a_plain_number() -> None:
     assert difference < 1e-12
     assert not graph.assumptions
     assert not graph.separable  # x is scaled by the number of samples
+
+
+class Table(nn.Module):
+    """Makes a table when it is first asked for, and keeps it."""
+
+    table: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if "table" not in dict(self.named_buffers()):
+            self.register_buffer("table", torch.arange(1.0, WIDTH + 1, device=x.device), persistent=False)
+        return x * self.table
+
+
+def test_a_buffer_that_forward_makes() -> None:
+    """What forward leaves on a module while it is looked at is gone when it is traced: tables are made anew."""
+    blocks = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), Table()) for _ in range(2)))
+    graph, difference = _traced(Model(blocks))
+    assert difference < 1e-12
+    assert not graph.buffers
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_autocast_is_left_to_the_plan() -> None:
+    """A region that would cast is traced as if it weren't there, which is said."""
+
+    def cast(x: Tensor) -> Tensor:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return x @ x.transpose(1, 2) @ x
+
+    graph, difference = _traced(Model(cast))
+    assert difference < 1e-12
+    assert any("autocast" in note for note in graph.assumptions)
 
 
 class SequenceFirst(nn.Module):
