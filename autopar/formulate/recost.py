@@ -61,6 +61,7 @@ def recost(record: PlanRecord, pricer: Pricer) -> PlanRecord:
             f"chosen for {record.request.cluster}, priced anew for {cluster.name}",
             *pricer.assumptions,
         ),
+        placement=tuple(d for group in ground.devices for d in group),
         energy_j=_times(device.power_w, used * step_s),
         step_price=_times(device.price_per_hour, used * step_s / 3600),
         time_by_kind_s=found.by_kind_s,

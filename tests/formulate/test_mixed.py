@@ -154,12 +154,14 @@ def test_devices_in_step_wait_for_the_slowest() -> None:
 def test_a_plan_costs_the_same_when_checked() -> None:
     """Priced anew from the plan alone, on the cluster it is for, it takes and holds what it was said to."""
     cluster = _mixed(_part("2xa100-80gb", 0.7, "one"), _part("2xh100-80gb", 1.0, "two"))
-    maker = _planner("gpt", cluster, ("pp=2",))
+    maker = _planner("gpt", cluster, ("pp=2", "devices=4"))
     plan = maker.plan()
     again = recost(plan, MixedPricer(cluster, RooflinePricer))
     assert again.step_time_s == pytest.approx(plan.step_time_s, rel=1e-9)
     assert (again.feasible, again.placement) == (True, plan.placement)
     assert again.mfu == pytest.approx(plan.mfu)
+    elsewhere = recost(plan, RooflinePricer(load_cluster("4xa100-80gb")))
+    assert elsewhere.placement == (0, 1, 2, 3)
 
 
 def test_wires_decide_who_works_together() -> None:
