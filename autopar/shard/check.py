@@ -24,36 +24,50 @@ ROUNDING = 1e4
 """Largest difference allowed, in roundings (of the coarsest dtype) of the largest element: 2e-12 in float64."""
 
 MESHES = ((2,), (3,), (2, 2), (2, 3))
-"""Meshes on which a registered rule is tried; its factors count 12 each."""
+"""Meshes on which a registered rule is tried."""
+LENGTHS = (12, 7)
+"""How many of each factor there are: what all meshes divide, and what none does, so that some ranks have nothing."""
 
 
 def check_rule(target: str, line: str, example: Sequence[Any] | None = None) -> None:
     """Try a one-line rule on every mesh of MESHES and every assignment, results and gradients.
 
-    `example` is the arguments to call the op with; without it each operand is a random float64 tensor, 12 long in
-    every factor and 3 in every `_`. Raises ConfigError when the op can't be run or a sharded run differs.
+    `example` is the arguments to call the op with; without it each operand is a random float64 tensor, as long as
+    LENGTHS says in every factor and 3 in every `_`. Raises ConfigError when the op can't be run or a sharded run
+    differs.
     """
     parsed = parse(line)
-    arguments = tuple(example) if example is not None else _operands_for(parsed)
+    calls = [_operands_for(parsed, length) for length in LENGTHS] if example is None else [tuple(example)]
+    for arguments in calls:
+        _check_call(target, line, parsed, arguments)
+
+
+def _check_call(target: str, line: str, parsed: Line, arguments: tuple[Any, ...]) -> None:
     op, layer, tensors = capture(target.replace("::", "."), arguments)
     rule = bind(parsed, tuple(layer.values[n] for n in op.operands), tuple(layer.values[n] for n in op.results))
+    shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
     if rule is None:
-        shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
         raise ConfigError(f"{target}: rule {line!r} has no place for operands of shapes {shapes}. Add terms or dims.")
     for sizes in MESHES:
         for factors in assignments(rule, op, layer, sizes, 1):
-            faults = differences(rule, op, layer, tensors, sizes, factors)
+            try:
+                faults = differences(rule, op, layer, tensors, sizes, factors)
+            except RuntimeError as error:
+                raise ConfigError(
+                    f"{target} can't be differentiated ({error}). Register its gradient first."
+                ) from error
             if faults:
                 raise ConfigError(
                     f"{target}: rule {line!r} is wrong: with factors {factors} split over axes of sizes {sizes} the "
-                    f"sharded op differs from the whole one in {', '.join(faults)}. Write '_' for dims it can't split."
+                    f"sharded op, on operands of shapes {shapes}, differs from the whole one in {', '.join(faults)}. "
+                    "Write '_' for dims it can't split, and '| name!' where it can't run on nothing."
                 )
 
 
-def _operands_for(line: Line) -> tuple[Tensor, ...]:
+def _operands_for(line: Line, length: int) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(0)
-    lengths = {FIXED: (3,), REST: (12, 12)}
-    shapes = ([n for dim in term for n in lengths.get(dim, (12,))] for term in line.operands)
+    lengths = {FIXED: (3,), REST: (length, length)}
+    shapes = ([n for dim in term for n in lengths.get(dim, (length,))] for term in line.operands)
     return tuple(torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
+from itertools import product
 from math import prod
 
 from autopar.graph import BROADCAST, PARTIAL, REPLICATE, Extent, LayerClass, Layout, Op, TensorSpec, is_dealt, part_of
@@ -74,9 +75,13 @@ def _split_by(chosen: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[int, ...
 
 
 def _legal(extent: Extent, solid: bool, batch: int, sizes: tuple[int, ...]) -> bool:
-    """Whether axes of `sizes` may split a factor; a solid one must have something for the last of the ranks, too."""
-    last = tuple(size - 1 for size in sizes)
-    return is_dealt(extent, batch, prod(sizes)) and not (solid and part_of(extent, batch, sizes, last)[1] == 0)
+    """Whether axes of `sizes` may split a factor; a solid one must have something for every rank.
+
+    Of 7 over 2 x 3 ranks the first three have 2, 2 and 0, the others one each.
+    """
+    if not is_dealt(extent, batch, prod(sizes)):
+        return False
+    return not solid or all(part_of(extent, batch, sizes, place)[1] for place in product(*map(range, sizes)))
 
 
 def layouts_of(rule: OpRule, op: Op, layer: LayerClass, factors: tuple[str, ...]) -> tuple[Layouts, Layouts]:

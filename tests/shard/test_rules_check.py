@@ -54,6 +54,29 @@ def test_wrong_rule_is_refused(line: str, fault: str) -> None:
         check_rule("autopar_test::centred_product", line)
 
 
+@torch.library.custom_op("autopar_test::doubled", mutates_args=())
+def doubled(x: Tensor) -> Tensor:
+    """Twice x, which must have a row."""
+    if not len(x):
+        raise RuntimeError("no rows")
+    return x * 2
+
+
+@doubled.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def test_uneven_splits_are_tried() -> None:
+    """An operator that fails where a rank has nothing needs a rule that says so, which is then kept to."""
+    with pytest.raises(ConfigError, match="can't be differentiated"):
+        check_rule("autopar_test::doubled", "b _ -> b _")
+    doubled.register_autograd(lambda _, gradient: gradient * 2)
+    with pytest.raises(ConfigError, match=r"shapes \(7, 3\), .*no rows.*'| name!'"):
+        check_rule("autopar_test::doubled", "b _ -> b _")
+    check_rule("autopar_test::doubled", "b _ -> b _ | b!")
+
+
 def test_example_call() -> None:
     """An op that takes more than real tensors is tried on a given call."""
     table, rows = torch.randn(6, 4, dtype=torch.float64), torch.arange(6) % 4
