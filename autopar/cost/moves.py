@@ -26,7 +26,7 @@ from autopar.graph import (
 )
 from autopar.plan import MeshAxis
 from autopar.shard.program import Move
-from autopar.shard.relayout import LOCAL_MOVES, after, gradient_layout, held_layout, plan_moves
+from autopar.shard.relayout import LOCAL_MOVES, after, find_path, gradient_layout, held_layout
 
 
 class Piece(NamedTuple):
@@ -65,24 +65,30 @@ class Piece(NamedTuple):
 Pieces = tuple[Piece, ...]
 
 
+Dims: TypeAlias = tuple[tuple[int, int], ...]
+"""Of each dim its length and how many of its elements belong to one sample (`graph.unit_of`)."""
+
+
 def relayout_demand(spec: TensorSpec, source: Layout, target: Layout, mesh: Sequence[MeshAxis], batch: int) -> Demand:
     """Demand of putting a value of (global) `spec` from one layout into another at `batch` samples.
 
     The backward counts only where a gradient flows.
     """
-    elements, dtype = prod(spec.shape_at(batch)), spec.dtype
     uneven = uneven_dims(dims_of(spec, batch), (source, target), tuple(axis.size for axis in mesh))
-    forward, backward = relayout_pieces(source, target, tuple(mesh), uneven)
-    backward = backward if spec.requires_grad else ()
+    return _demand(prod(spec.shape_at(batch)), spec.dtype, spec.requires_grad, source, target, tuple(mesh), uneven)
+
+
+@lru_cache(maxsize=1 << 16)
+def _demand(
+    elements: int, dtype: str, trained: bool, source: Layout, target: Layout, mesh: tuple[MeshAxis, ...], uneven: Dims
+) -> Demand:
+    forward, backward = relayout_pieces(source, target, mesh, uneven)
+    backward = backward if trained else ()
     ops = [tuple(p.op_key(elements, dtype) for p in pieces if p.is_local) for pieces in (forward, backward)]
     sent = [
         tuple(p.collective_key(elements, dtype) for p in pieces if not p.is_local) for pieces in (forward, backward)
     ]
     return Demand((), ops[0], ops[1], sent[0], sent[1])
-
-
-Dims: TypeAlias = tuple[tuple[int, int], ...]
-"""Of each dim its length and how many of its elements belong to one sample (`graph.unit_of`)."""
 
 
 def dims_of(spec: TensorSpec, batch: int) -> Dims:
@@ -105,9 +111,8 @@ def relayout_pieces(
     source: Layout, target: Layout, mesh: tuple[MeshAxis, ...], uneven: Dims = ()
 ) -> tuple[Pieces, Pieces]:
     """Pieces of a change of layout, forward and backward, of any value or of one that is split unevenly."""
-    moves = plan_moves(source, target)
-    forward = _walk(held_layout(source), moves.forward, mesh, uneven)
-    return forward, _walk(gradient_layout(target), moves.backward, mesh, uneven)
+    forward = _walk(held_layout(source), held_layout(target), mesh, uneven)
+    return forward, _walk(gradient_layout(target), gradient_layout(source), mesh, uneven)
 
 
 def group_of(axes: Sequence[int], mesh: Sequence[MeshAxis]) -> tuple[int, int]:
@@ -132,12 +137,12 @@ Share: TypeAlias = tuple[int, int]
 """Part of a tensor: one in so many or, if it is split unevenly, so many elements; the other number is 0."""
 
 
-def _walk(layout: Layout, moves: Sequence[Move], mesh: tuple[MeshAxis, ...], uneven: Dims) -> Pieces:
-    """Follow a tensor through `moves`, starting in `layout`."""
+@lru_cache(maxsize=1 << 18)
+def _walk(source: Layout, target: Layout, mesh: tuple[MeshAxis, ...], uneven: Dims) -> Pieces:
+    """Follow a tensor from one layout to another."""
     pieces: list[Piece] = []
-    before = _share(layout, mesh, uneven)
-    for move in moves:
-        layout = after(layout, move)
+    before = _share(source, mesh, uneven)
+    for move, layout in _trail(source, target):
         behind = _share(layout, mesh, uneven)
         pieces.extend(_copies(move, before, behind))
         if move.kind not in LOCAL_MOVES:
@@ -145,6 +150,16 @@ def _walk(layout: Layout, moves: Sequence[Move], mesh: tuple[MeshAxis, ...], une
             pieces.append(Piece(move.kind, *_sent(move, before, behind, ranks), ranks, stride))
         before = behind
     return tuple(pieces)
+
+
+@lru_cache(maxsize=1 << 16)
+def _trail(source: Layout, target: Layout) -> tuple[tuple[Move, Layout], ...]:
+    """The moves from one layout to another, each with the layout it leads to."""
+    found, layout = [], source
+    for move in find_path(source, target):
+        layout = after(layout, move)
+        found.append((move, layout))
+    return tuple(found)
 
 
 def _share(layout: Layout, mesh: tuple[MeshAxis, ...], uneven: Dims) -> Share:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -14,7 +14,7 @@ from autopar.cost.work import is_view
 from autopar.graph import DTYPE_BYTES, LayerClass, Op, OpKey
 from autopar.plan import MeshAxis
 from autopar.shard.localize import op_key
-from autopar.shard.program import Call, Program, Relayout, Step
+from autopar.shard.program import Call, Program, Relayout
 from autopar.shard.rules import inner_collectives, inner_collectives_backward
 from autopar.shard.saved import run_again
 
@@ -49,26 +49,36 @@ def price(program: Program, layer: LayerClass, batch: int, mesh: Sequence[MeshAx
 
 def layer_demand(program: Program, layer: LayerClass, batch: int, mesh: Sequence[MeshAxis]) -> Demand:
     """Demand of all steps of a lowered layer, nothing run again."""
-    return _steps_demand(program.steps, program, layer, batch, mesh)
+    return Demand.joined(step_demands(program, layer, batch, mesh))
 
 
 def rerun_demand(program: Program, layer: LayerClass, batch: int, mesh: Sequence[MeshAxis]) -> Demand:
     """Demand of what runs again in the backward pass of a lowered layer."""
-    again = [program.steps[i] for region in program.regions for i in run_again(region, program.steps)]
-    return _steps_demand(again, program, layer, batch, mesh).forward_alone
+    return rerun_of(program, step_demands(program, layer, batch, mesh))
 
 
-def _steps_demand(
-    steps: Sequence[Step], program: Program, layer: LayerClass, batch: int, mesh: Sequence[MeshAxis]
-) -> Demand:
+def rerun_of(program: Program, demands: Sequence[Demand]) -> Demand:
+    """Of the demands of a program's steps those of what runs again in the backward pass."""
+    again = [demands[i] for region in program.regions for i in run_again(region, program.steps)]
+    return Demand.joined(again).forward_alone
+
+
+def step_demands(
+    program: Program,
+    layer: LayerClass,
+    batch: int,
+    mesh: Sequence[MeshAxis],
+    of_call: Callable[[Call], Demand] | None = None,
+) -> list[Demand]:
+    """Demand of each step of a lowered layer; `of_call` knows that of calls."""
     parts = []
-    for step in steps:
+    for step in program.steps:
         if isinstance(step, Relayout):
             spec = program.values[step.source]
             parts.append(relayout_demand(spec, step.from_layout, step.to_layout, mesh, batch))
         else:
-            parts.append(call_demand(step, program, layer, batch, mesh))
-    return Demand.joined(parts)
+            parts.append(of_call(step) if of_call else call_demand(step, program, layer, batch, mesh))
+    return parts
 
 
 def call_demand(call: Call, program: Program, layer: LayerClass, batch: int, mesh: Sequence[MeshAxis]) -> Demand:

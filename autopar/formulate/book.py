@@ -8,10 +8,10 @@ use are kept alike in all of them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import groupby, pairwise
 from math import prod
 
 import numpy as np
@@ -172,17 +172,27 @@ class StageBook:
         return Ranges(free / chains.setting.num_microbatches, priced, held, limit)
 
     def _range_costs(self, steps: Sequence[Floats]) -> Floats:
-        """(P, n + 1, n + 1): least cost of each range of units at each of P prices; `steps[r]` (P, S, S) of a layer."""
-        units, (prices, states) = len(self.units), steps[0].shape[:2]
-        found = np.full((prices, units + 1, units + 1), np.inf)
-        reached = np.full((units, prices, states), np.inf)
+        """(P, n + 1, n + 1): least cost of each range of units at each of P prices; `steps[r]` (P, S, S) of a layer.
+
+        `reached` (ranges, P, S) are the ranges that begin in front of unit `unit` and end there.
+        """
+        starts, (prices, states) = self.units.starts, steps[0].shape[:2]
+        found = np.full((prices, len(starts), len(starts)), np.inf)
+        reached = np.empty((0, prices, states))
         run_of = [r for r, run in enumerate(self.chains.runs) for _ in range(run.count)]
-        for unit, (low, high) in enumerate(pairwise(self.units.starts)):
-            reached[unit] = 0.0
-            for layer in range(low, high):
-                open_ = reached[: unit + 1]
-                reached[: unit + 1] = (open_[:, :, :, None] + steps[run_of[layer]][None]).min(axis=2)
-            found[:, : unit + 1, unit + 1] = reached[: unit + 1].min(axis=2).T
+        for unit, count in _stretches(starts, run_of):
+            alone = [np.zeros((prices, states))]
+            for past in range(1, count + 1):
+                for layer in range(starts[unit + past - 1], starts[unit + past]):
+                    step = steps[run_of[layer]]
+                    reached = (reached[:, :, :, None] + step[None]).min(axis=2)
+                    last = alone[-1] if layer == starts[unit + past - 1] else alone.pop()
+                    alone.append((last[:, :, None] + step).min(axis=1))
+                found[:, :unit, unit + past] = reached.min(axis=2).T
+            least = np.stack([a.min(axis=1) for a in alone])
+            first, end = np.triu_indices(count + 1, 1)
+            found[:, unit + first, unit + end] = least[end - first].T
+            reached = np.concatenate([reached, np.stack(alone[:0:-1])])
         return found
 
     # --- exact ----------------------------------------------------------------------------------------------------
@@ -344,6 +354,16 @@ class StageBook:
                 parts += [Part(index, self.columns[index][rows[c]], n) for c, n in next(walks)]
             found.append(StagePart(chunk, tuple(parts)))
         return GroupPlan(tuple(found), solution.peak_bytes or 0, problem.backwards, problem.fixed_bytes)
+
+
+def _stretches(starts: Sequence[int], run_of: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """First unit and number of units of stretches of one layer each, all of one run; other units stand alone."""
+    kinds = [tuple(run_of[a:b]) for a, b in pairwise(starts)]
+    unit = 0
+    for kind, alike in groupby(kinds):
+        count = len(list(alike))
+        yield from ((unit, count),) if len(kind) == 1 else ((unit + i, 1) for i in range(count))
+        unit += count
 
 
 def _gate(seam: Seam, chunk: int) -> Run:

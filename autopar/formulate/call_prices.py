@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from autopar.cost.demand import price_demands
+from autopar.cost.demand import Demand, price_demands
 from autopar.cost.pricer import Pricer, Seconds
 from autopar.cost.program import call_demand
 from autopar.errors import PlanError
@@ -18,7 +18,7 @@ from autopar.plan import MeshAxis
 from autopar.shard.cuts import recuts
 from autopar.shard.factors import LINEAR
 from autopar.shard.program import Call, Program
-from autopar.shard.rules import OpRule
+from autopar.shard.rules import OpRule, rule_for
 
 Key: TypeAlias = tuple[object, ...]
 """What the seconds of a call depend on beside its op and the batch."""
@@ -31,6 +31,7 @@ class _Priced(NamedTuple):
     placed: Placed
     keys: list[Key]
     known: dict[Key, tuple[float, float]]
+    demands: dict[Key, Demand]
 
 
 class CallPrices:
@@ -39,6 +40,7 @@ class CallPrices:
     def __init__(self, pricer: Pricer) -> None:
         self._pricer = pricer
         self._known: dict[tuple[str, str, int], dict[Key, tuple[float, float]]] = {}
+        self._demands: dict[tuple[str, str, int], dict[Key, Demand]] = {}
 
     def of(
         self, space: LabelSpace, batch: int, mesh: tuple[MeshAxis, ...]
@@ -47,22 +49,36 @@ class CallPrices:
         layer, calls = space.layer, []
         program = Program(space.sizes, (), (), (), (), (), {}, layer.values)
         for placed in space.placed:
-            keys = [_key(call, placed.rule, program, batch, mesh) for call in placed.calls]
-            known = self._known.setdefault((layer.digest, placed.op.name, batch), {ILLEGAL: (np.inf, np.inf)})
-            calls.append(_Priced(placed, keys, known))
+            keys = [
+                _key(call, placed.rule, program, batch, mesh) if legal else ILLEGAL
+                for call, legal in zip(placed.calls, space.legal(placed, batch), strict=True)
+            ]
+            name = layer.digest, placed.op.name, batch
+            known = self._known.setdefault(name, {ILLEGAL: (np.inf, np.inf)})
+            calls.append(_Priced(placed, keys, known, self._demands.setdefault(name, {})))
         self._price(calls, program, layer, batch, mesh)
-        for placed, keys, known in calls:
+        for placed, keys, known, _ in calls:
             seconds = np.array([*(known[key] for key in keys), (np.inf, np.inf)])[placed.which]
             yield placed, seconds[:, 0], seconds[:, 1]
+
+    def demand(self, call: Call, program: Program, layer: LayerClass, batch: int, mesh: tuple[MeshAxis, ...]) -> Demand:
+        """Demand of a call of a lowered layer."""
+        known = self._demands.setdefault((layer.digest, call.op.name, batch), {})
+        key = _key(call, rule_for(call.op, layer), program, batch, mesh)
+        if key not in known:
+            known[key] = call_demand(call, program, layer, batch, mesh)
+        return known[key]
 
     def _price(
         self, calls: list[_Priced], program: Program, layer: LayerClass, batch: int, mesh: tuple[MeshAxis, ...]
     ) -> None:
         """Price what isn't known yet, all at once."""
         new: dict[tuple[int, Key], Call] = {}
-        for i, (placed, keys, known) in enumerate(calls):
+        for i, (placed, keys, known, _) in enumerate(calls):
             new |= {(i, k): call for k, call in zip(keys, placed.calls, strict=True) if k not in known}
         demands = [call_demand(call, program, layer, batch, mesh) for call in new.values()]
+        for (i, key), demand in zip(new, demands, strict=True):
+            calls[i].demands[key] = demand
         times = price_demands(demands, self._pricer)
         for (i, key), *seconds in zip(new, times.forward_s.tolist(), times.backward_s.tolist(), strict=True):
             calls[i].known[key] = (seconds[0], seconds[1])

@@ -8,6 +8,7 @@ mode alone) are lowered and priced exactly: they are the columns that scenarios 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,61 +19,30 @@ import numpy as np
 
 from autopar.cost.layer import LayerFigures
 from autopar.cost.pricer import Pricer
+from autopar.engine.min_plus import cheapest_ways
 from autopar.engine.stack_problem import Choices, Floats
-from autopar.formulate.call_prices import CallPrices
 from autopar.formulate.columns import Budget, Column, choices_of
 from autopar.formulate.dual import Dual
 from autopar.formulate.figures import LoweredLayer, layer_figures, lowered
+from autopar.formulate.known import Known
 from autopar.formulate.labels import LabelSpace, label_space
 from autopar.formulate.ladder import ONLY_BYTES
-from autopar.formulate.pins import Pins
 from autopar.formulate.rates import ParameterRates
 from autopar.formulate.relayout_prices import RelayoutPrices
 from autopar.formulate.run_tables import Arc, CheapestChains, Family, RunTables
-from autopar.formulate.runs import LayerRun, Surroundings, alike, layer_runs
+from autopar.formulate.runs import LayerRun, Surroundings, alike
 from autopar.formulate.siblings import Siblings
 from autopar.formulate.storing import held_bytes
 from autopar.formulate.tables import Price, Setting, SpaceCosts, space_costs
-from autopar.graph import Layout, OpGraph
-from autopar.plan import LayerStrategy, MeshAxis, data_axes_of
+from autopar.graph import Layout
+from autopar.plan import LayerStrategy, data_axes_of
 
 STORAGES_TRIED = 3
 """How many storage layouts of a tied parameter are followed up at each price."""
 
+_ByPrice: TypeAlias = dict[Price, float]
 _Choice: TypeAlias = tuple[tuple[int, ...], int, str]
 """Labels of a layer's variables, ZeRO level, recomputation."""
-
-
-class Known:
-    """What the scenarios of a search over one model share: runs, prices, choices laid out before, siblings.
-
-    `spaces`: by surroundings, mesh and, where samples can't be dealt evenly over all devices, the batch.
-    """
-
-    def __init__(self, pricer: Pricer) -> None:
-        self.calls = CallPrices(pricer)
-        self.spaces: dict[tuple[Surroundings, tuple[int, ...], int], LabelSpace] = {}
-        self.siblings: dict[object, Siblings] = {}
-        self._pricer = pricer
-        self._runs: dict[tuple[tuple[Pins, ...], bool], tuple[LayerRun, ...]] = {}
-        self._relayouts: dict[tuple[MeshAxis, ...], RelayoutPrices] = {}
-
-    def relayouts(self, mesh: tuple[MeshAxis, ...]) -> RelayoutPrices:
-        """Prices of layout changes on a mesh."""
-        return self._relayouts.setdefault(mesh, RelayoutPrices(self._pricer, mesh))
-
-    def priced(self, pricer: Pricer) -> Known:
-        """What is known whatever things cost, with calls at another's prices."""
-        other = Known(pricer)
-        other.spaces, other._runs = self.spaces, self._runs
-        return other
-
-    def runs(self, graph: OpGraph, pins: Sequence[Pins], staged: bool = False) -> tuple[LayerRun, ...]:
-        """The model's runs of equal layers under limits (`layer_runs`)."""
-        key = (tuple(pins), staged)
-        if key not in self._runs:
-            self._runs[key] = layer_runs(graph, pins, staged)
-        return self._runs[key]
 
 
 @dataclass(eq=False)
@@ -94,6 +64,7 @@ class Chains:
     dual: Dual = field(init=False)
     _tables: list[RunTables] = field(default_factory=list)
     _steps: list[tuple[list[Price], list[Floats]]] = field(default_factory=list)
+    _longest: tuple[list[Price], list[Floats], Floats] | None = None
 
     def __post_init__(self) -> None:
         limit = None if self.budget.limit_bytes is None else float(self.budget.limit_bytes * self.shares)
@@ -103,13 +74,16 @@ class Chains:
     @cached_property
     def _siblings(self) -> Siblings:
         """All chains over the mesh that have the same choices."""
-        key = (id(self.runs), self.setting.mesh, self.setting.groups, self._uneven_batch, self.in_flight)
+        key = (id(self.runs), self.setting.mesh, self.setting.groups, self._own_batch, self.in_flight)
         return self.known.siblings.setdefault(key, Siblings())
 
-    @property
-    def _uneven_batch(self) -> int:
-        """The batch where it matters to the choices: where its samples can't be dealt evenly over all devices."""
-        return self.setting.batch if self.setting.batch % prod(self.setting.sizes) else 0
+    @cached_property
+    def _own_batch(self) -> int:
+        """The batch where the choices are laid out for it alone; 0: for all batches, in which some are illegal."""
+        batch = self.setting.batch
+        layers = dict.fromkeys(run.around for run in self.runs)
+        shared = batch % prod(self.setting.sizes) == 0 or all(self._laid(around, 0).serves(batch) for around in layers)
+        return 0 if shared else batch
 
     @cached_property
     def possible(self) -> bool:
@@ -130,11 +104,15 @@ class Chains:
 
     @cached_property
     def rates(self) -> ParameterRates:
-        """What keeping parameters costs."""
-        return ParameterRates(
-            self.pricer, self.setting.mesh, self.budget.policy, self.budget.optimizer,
-            self.setting.num_microbatches, self._trained_elements(), self.setting.staged,
-        )  # fmt: skip
+        """What keeping parameters costs: the same for any number of microbatches but one."""
+        setting, several = self.setting, self.setting.num_microbatches > 1
+        key = (id(self.runs), setting.mesh, setting.staged, several)
+        if key not in self.known.rates:
+            self.known.rates[key] = ParameterRates(
+                self.pricer, setting.mesh, self.budget.policy, self.budget.optimizer,
+                1 + several, self._trained_elements(), setting.staged,
+            )  # fmt: skip
+        return self.known.rates[key]
 
     def costs_in(self, around: Surroundings) -> SpaceCosts:
         """Costs of a layer in surroundings that stand for all that are `alike`."""
@@ -151,12 +129,16 @@ class Chains:
         return {}
 
     def space_of(self, around: Surroundings) -> LabelSpace:
-        """The choices there are: the same for all batches that can be dealt evenly over all devices."""
-        around = replace(alike(around), passing=(), owned=())
-        key = around, self.setting.sizes, self._uneven_batch
+        """The choices there are, some of which may be illegal at the setting's batch."""
+        return self._laid(around, self._own_batch)
+
+    def _laid(self, around: Surroundings, batch: int) -> LabelSpace:
+        """The choices laid out for a batch, or (0) for one that can be dealt evenly over all devices."""
+        around, sizes = replace(alike(around), passing=(), owned=()), self.setting.sizes
+        key = around, sizes, batch
         if key not in self.known.spaces:
             layer = next(run.layer for run in self.runs if run.around.class_index == around.class_index)
-            self.known.spaces[key] = label_space(layer, around, self.setting.sizes, self.setting.batch)
+            self.known.spaces[key] = label_space(layer, around, sizes, batch or prod(sizes))
         return self.known.spaces[key]
 
     def number(self, space: LabelSpace) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -184,17 +166,32 @@ class Chains:
     @property
     def bound_s(self) -> float:
         """Seconds that no plan under the limit can beat, by the prices of bytes."""
-        return self.dual.bound_s
+        if self.dual.points or self._longest is None:
+            return self.dual.bound_s
+        return float(self._longest[2][0])
 
     @property
     def least_bytes(self) -> float:
         """Bytes that every plan holds at least (temporaries apart)."""
-        return self.dual.least_bytes[self.in_flight[0]]
+        if self.dual.points or self._longest is None:
+            return self.dual.least_bytes[self.in_flight[0]]
+        return float(self._longest[2][1])
 
     def step_costs(self) -> tuple[list[Price], list[Floats]]:
         """Prices, and for each run the least cost (P, S, S) of one layer at each, whatever the tied storage."""
+        if not self._steps and self._longest is not None:
+            return self._longest[:2]
         prices = [price for asked, _ in self._steps for price in asked]
         return prices, [np.concatenate(own) for own in zip(*(costs for _, costs in self._steps), strict=True)]
+
+    def note_longest(self, tables: RunTables, prices: list[Price]) -> None:
+        """Take bounds from the longest run alone: others cost nothing and join any states."""
+        longest = max(self.runs, key=lambda run: run.count)
+        steps = tables.steps(prices, None, tables.around.pins.zero, len(self.states)).min(axis=(1, 2))
+        free = np.zeros(len(self.states))
+        costs = cheapest_ways([longest.count], [steps], free, free).totals
+        each = [steps if run is longest else np.zeros_like(steps) for run in self.runs]
+        self._longest = prices, each, costs
 
     def note(self, tables: list[RunTables], prices: list[Price]) -> None:
         """Take from the tables at some prices what bounds are made of."""
@@ -204,23 +201,31 @@ class Chains:
             steps = [t.steps(prices, None, t.around.pins.zero, size).min(axis=(1, 2)) for t in tables]
             self._steps.append((prices, steps))
         cheapest = self._cheapest(prices)
-        for p, (price, cost) in enumerate(zip(prices, cheapest.costs().tolist(), strict=True)):
-            self.dual.note(price, cost, *self._bytes(cheapest, p, price))
+        costs = cheapest.costs()
+        held, saved = self._bytes(cheapest, [p for p, c in zip(prices, costs, strict=True) if np.isfinite(c)])
+        for price, cost in zip(prices, costs.tolist(), strict=True):
+            self.dual.note(price, cost, held.get(price, 0.0), saved.get(price, 0.0))
         self._tables = []
 
-    def _bytes(self, cheapest: CheapestChains, number: int, price: Price) -> tuple[float, float]:
-        """Bytes that the cheapest chain holds, and those that it holds for each microbatch in flight."""
-        if price[0] == ONLY_BYTES or self.budget.limit_bytes is None:
-            return 0.0, 0.0
-        held = saved = 0.0
-        for ways in cheapest.best(number, 1):
-            for r, arc, times in ways:
-                tables = self._tables[r]
-                mode, (labels,) = tables.modes[arc.mode], tables.labels([arc])
-                costs = self.costs_in(tables.around)
+    def _bytes(
+        self, cheapest: CheapestChains, prices: Sequence[Price]
+    ) -> tuple[dict[Price, float], dict[Price, float]]:
+        """Bytes that the cheapest chain at each price holds, and those that it holds for each microbatch in flight."""
+        held: _ByPrice = defaultdict(float)
+        saved: _ByPrice = defaultdict(float)
+        limited = [p for p in prices if p[0] != ONLY_BYTES and self.budget.limit_bytes is not None]
+        uses = [(p, use) for p in limited for ways in cheapest.best(cheapest.prices.index(p), 1) for use in ways]
+        for r, tables in enumerate(self._tables):
+            mine = [(price, arc, times) for price, (run, arc, times) in uses if run == r]
+            costs = self.costs_in(tables.around)
+            for (price, arc, times), labels in zip(mine, tables.labels([arc for _, arc, _ in mine]), strict=True):
+                mode = tables.modes[arc.mode]
                 kind = costs.kinds.index(mode.recompute)
-                saved += times * sum(float(kept[kind][x]) for kept, x in zip(costs.kept, labels.tolist(), strict=True))
-                held += times * held_bytes(tables.space, tables.around, self.setting, self.rates, mode, labels)
+                kept = sum(float(of[kind][x]) for of, x in zip(costs.kept, labels.tolist(), strict=True))
+                saved[price] += times * kept
+                held[price] += times * held_bytes(
+                    tables.space, tables.around, self.setting, self.rates, mode, labels
+                )  # fmt: skip
         return held, saved
 
     def _cheapest(self, prices: Sequence[Price], family: Family | None = None) -> CheapestChains:
@@ -233,7 +238,7 @@ class Chains:
     def _make_tables(self, prices: Sequence[Price]) -> None:
         """Tables for columns at some prices, and for those that hold least."""
         asked = [*prices, self._only_bytes]
-        self._tables = self._siblings.tables({self: asked}, bounding=False)[self]
+        self._tables = self._siblings.tables({self: asked}, bounding=False, runs=self.runs)[self]
 
     # --- columns --------------------------------------------------------------------------------------------------
 
@@ -255,7 +260,7 @@ class Chains:
             labels, zero, recompute = choice
             strategy = self._tables[r].space.strategy(dict(enumerate(labels)), zero, recompute)
             if (r, labels, recompute) not in programs:
-                programs[r, labels, recompute] = lowered(self.runs[r], strategy, self.setting)
+                programs[r, labels, recompute] = lowered(self.runs[r], strategy, self.setting, self.known.calls)
             tie = arc.storage * 4 + zero if arc.storage >= 0 else -1
             found[r][choice] = Column(strategy, self._figures(r, strategy, programs[r, labels, recompute]), tie)
         self._tables = []

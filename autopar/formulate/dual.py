@@ -22,6 +22,8 @@ FIRST, FURTHER = 0.5, 4.0
 """The first price makes the bytes that can be saved cost this share of all seconds; further ones so many times more."""
 SPREAD, BETWEEN = 2.5, 5
 """Around the best price: by how much prices differ at most, and how many there are."""
+FAR = (0.1, 1.5)
+"""Prices, as shares of all seconds for all bytes, for stages that differ in what they hold."""
 SMALL = 0.02
 """Where bytes cost nothing: the price, as a share of all seconds for all bytes, at which they begin to."""
 
@@ -53,11 +55,15 @@ class Dual:
     points: dict[int, dict[float, Point]] = field(default_factory=dict)
     least_bytes: dict[int, float] = field(default_factory=dict)
 
+    def first(self) -> list[Price]:
+        """Seconds alone, and bytes alone."""
+        return [(0.0, self.in_flight[0], self.weight), (ONLY_BYTES, self.in_flight[0], 1.0)]
+
     def asked(self) -> list[Price]:
         """The prices to try next; none where no better bound is to be found."""
         if not self.least_bytes:
             counts = self.in_flight if self.limit_bytes is not None else self.in_flight[:1]
-            return [(0.0, self.in_flight[0], self.weight), *((ONLY_BYTES, q, 1.0) for q in counts)]
+            return [self.first()[0], *((ONLY_BYTES, q, 1.0) for q in counts)]
         found = ((price, q, self.weight) for q in self.in_flight for price in self._next(q))
         return list(found)
 
@@ -82,18 +88,21 @@ class Dual:
         return self._bound(self.in_flight[0])
 
     def fine(self) -> list[float]:
-        """0, and prices around the best one for the largest number in flight."""
-        q = self.in_flight[-1]
-        if self.limit_bytes is None or q not in self.points:
+        """0, and prices around the best one, of one number in flight; with several 0, far ones and the best of each."""
+        points, limit = self.points[self.in_flight[0]], self.limit_bytes
+        if limit is None or not np.isfinite(points[0.0].cost_s):
             return [0.0]
-        points, limit = self.points[q], self.limit_bytes
-        best = max(points, key=lambda price: points[price].cost_s - price * limit)
-        if not np.isfinite(points[0.0].cost_s):
-            return [0.0]
-        if best == 0.0:
-            small = SMALL * points[0.0].cost_s / limit
-            return [0.0, small / 4, small]
-        return [0.0, *np.geomspace(best / SPREAD, best * SPREAD, BETWEEN).tolist()]
+        whole = points[0.0].cost_s / limit
+        best = sorted({self._best(q, limit) for q in self.in_flight} - {0.0})
+        if len(self.in_flight) > 1:
+            return sorted({0.0, *(share * whole for share in FAR), *best})
+        if not best:
+            return [0.0, SMALL * whole / 4, SMALL * whole]
+        return [0.0, *np.geomspace(best[0] / SPREAD, best[0] * SPREAD, BETWEEN).tolist()]
+
+    def _best(self, count: int, limit: float) -> float:
+        points = self.points[count]
+        return max(points, key=lambda price: points[price].cost_s - price * limit)
 
     def _bound(self, count: int) -> float:
         return max(point.cost_s - point.price * (self.limit_bytes or 0.0) for point in self.points[count].values())

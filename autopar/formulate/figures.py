@@ -13,9 +13,10 @@ from autopar.cost.layer import LayerFigures, LayerWork, figures_of
 from autopar.cost.memory import layer_memory
 from autopar.cost.moves import relayout_demand
 from autopar.cost.pricer import Pricer
-from autopar.cost.program import layer_demand, rerun_demand
+from autopar.cost.program import rerun_of, step_demands
 from autopar.cost.states import HeldParameter, Uses, held_parameters
 from autopar.cost.sync import optimizer_demand, sync_demand
+from autopar.formulate.call_prices import CallPrices
 from autopar.formulate.labels import at_cut
 from autopar.formulate.runs import LayerRun, trained_elements
 from autopar.formulate.stages import batch_bytes
@@ -38,17 +39,20 @@ class LoweredLayer:
     activations: Activations
 
 
-def lowered(run: LayerRun, strategy: LayerStrategy, setting: Setting) -> LoweredLayer:
-    """Lower a layer of `run`; strategies that differ in the ZeRO level alone come to the same."""
+def lowered(run: LayerRun, strategy: LayerStrategy, setting: Setting, calls: CallPrices | None = None) -> LoweredLayer:
+    """Lower a layer of `run`; strategies that differ in the ZeRO level alone come to the same.
+
+    `calls` may know what they ask for.
+    """
     around, layer = run.around, run.layer
     program = lower(
         layer, strategy, setting.sizes, around.entry, around.leave,
         main_input=around.main_input, main_output=around.main_output,
     )  # fmt: skip
     walked = activations(program, setting.batch, around.held, run.unread, around.promised, setting.num_microbatches > 1)
-    calls = layer_demand(program, layer, setting.batch, setting.mesh)
-    rerun = rerun_demand(program, layer, setting.batch, setting.mesh)
-    return LoweredLayer(program, calls, rerun, _passing(run, strategy, setting), walked)
+    where = layer, setting.batch, setting.mesh
+    each = step_demands(program, *where, None if calls is None else lambda call: calls.demand(call, program, *where))
+    return LoweredLayer(program, Demand.joined(each), rerun_of(program, each), _passing(run, strategy, setting), walked)
 
 
 def layer_figures(

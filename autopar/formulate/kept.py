@@ -7,6 +7,7 @@ more for each other layout it is saved in.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 from typing import TypeAlias
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from autopar.formulate.labels import LabelSpace, at_cut
 from autopar.formulate.runs import Surroundings
-from autopar.graph import DTYPE_BYTES, LayerClass, Layout, local_shape
+from autopar.graph import DTYPE_BYTES, LayerClass, Layout, TensorSpec, local_shape
 from autopar.shard.program import Call, Program
 from autopar.shard.regions import rerun_regions
 from autopar.shard.saved import inner_saved_bytes, saved_names
@@ -89,7 +90,7 @@ def _kept_by(call: Call, space: LabelSpace, batch: int, region: frozenset[str] |
     layer = space.layer
     layouts = dict(zip((*call.operands, *call.op.results), (*call.operand_layouts, *call.result_layouts), strict=True))
     found: dict[str, float] = {}
-    if region is None:
+    if region is None and (call.op.saved.extra or call.kernel):
         program = Program(space.sizes, (), (), (), (), (), layouts, layer.values)
         found[""] = inner_saved_bytes(call, program, batch)
     for name in saved_names(call) if region is None else _from_outside(call, layer, region):
@@ -103,7 +104,13 @@ def _from_outside(call: Call, layer: LayerClass, region: frozenset[str]) -> list
 
 
 def _local_bytes(name: str, layout: Layout, space: LabelSpace, batch: int) -> float:
-    """Bytes of one rank's part of the storage in which a value lies; less than the value's where it was expanded."""
-    spec, root = (space.layer.values[n] for n in (name, space.layer.root[name]))
-    local = prod(local_shape(spec, batch, layout, space.sizes)) * DTYPE_BYTES[spec.dtype]
+    """Bytes of one rank's part of the storage in which a value lies."""
+    values = space.layer.values
+    return _part_bytes(values[name], values[space.layer.root[name]], layout, space.sizes, batch)
+
+
+@lru_cache(maxsize=1 << 16)
+def _part_bytes(spec: TensorSpec, root: TensorSpec, layout: Layout, sizes: tuple[int, ...], batch: int) -> float:
+    """Less than the value's where it was expanded from its `root`."""
+    local = prod(local_shape(spec, batch, layout, sizes)) * DTYPE_BYTES[spec.dtype]
     return local * min(1.0, root.bytes_at(batch) / max(1, spec.bytes_at(batch)))

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from math import prod
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from autopar.engine.label_graph import classes_of
 from autopar.formulate.runs import Surroundings
-from autopar.formulate.states import combine
+from autopar.formulate.states import combine, dealt
 from autopar.graph import BROADCAST, PARTIAL, REPLICATE, LayerClass, Layout, Op, TensorSpec, follow_layout
 from autopar.plan import LayerStrategy
 from autopar.shard.program import Call
@@ -158,6 +159,21 @@ class LabelSpace:
             if i != j
         }
 
+    def legal(self, placed: Placed, batch: int) -> list[bool]:
+        """Whether an op may be run as each of its distinct options says at another batch than it was laid out for."""
+        if placed.rule is None or batch % prod(self.sizes) == 0:
+            return [True] * len(placed.distinct)
+        there = _assignments(placed.rule, placed.op, self.layer, self.sizes, batch)
+        return [option.factors in there for option in placed.distinct]
+
+    def serves(self, batch: int) -> bool:
+        """Whether every op has a legal option at another batch."""
+        return all(any(self.legal(placed, batch)) for placed in self.placed)
+
+    def dealt(self, name: str, home: Home, batch: int) -> tuple[Layout | None, ...]:
+        """The layouts of a value at home, None where one leaves ranks out at another batch."""
+        return dealt_layouts(self.layer.values[name], home.layouts, self.sizes, batch)
+
     def strategy(self, labels: Mapping[int, int], zero: int, recompute: str) -> LayerStrategy:
         """The strategy that a choice of labels stands for."""
         ops = {}
@@ -178,6 +194,20 @@ class LabelSpace:
                 relays[stored.param] = kept
         entry, leave = (self.variables[v].layouts[labels[v]] for v in (self.entry, self.exit))
         return LayerStrategy(entry, leave, ops, relays, zero, recompute)
+
+
+def _assignments(rule: OpRule, op: Op, layer: LayerClass, sizes: tuple[int, ...], batch: int) -> frozenset[Assignment]:
+    return frozenset(assignments(rule, op, layer, sizes, batch))
+
+
+@lru_cache(maxsize=1 << 14)
+def dealt_layouts(
+    spec: TensorSpec, layouts: tuple[Layout | None, ...], sizes: tuple[int, ...], batch: int
+) -> tuple[Layout | None, ...]:
+    """Layouts of a value that was laid out for a batch that all devices share evenly: None where it leaves some out."""
+    if batch % prod(sizes) == 0:
+        return layouts
+    return tuple(x if x is not None and dealt(spec, x, sizes, batch) else None for x in layouts)
 
 
 def at_cut(spec: TensorSpec, main: TensorSpec, states: tuple[Layout, ...], is_main: bool) -> tuple[Layout, ...]:

@@ -16,7 +16,7 @@ from autopar.cost.roofline import RooflinePricer, flop_rate
 from autopar.cost.work import model_flops
 from autopar.errors import ConfigError
 from autopar.formulate.book import StageBook
-from autopar.formulate.chains import Chains, Known
+from autopar.formulate.chains import Chains
 from autopar.formulate.columns import Budget
 from autopar.formulate.config import Constraint, ManualConfig
 from autopar.formulate.ground import (
@@ -29,6 +29,7 @@ from autopar.formulate.ground import (
     placed_devices,
     reversed_ground,
 )
+from autopar.formulate.known import Known
 from autopar.formulate.mesh import config_mesh, mesh_of
 from autopar.formulate.pins import Pins, pins_of, pins_of_constraints
 from autopar.formulate.pipeline import Cuts, PipelineScenario

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -59,11 +61,12 @@ class Planner:
         began = time.process_time()
         _require_figures(self.request.objective, self.cluster)
         end_s = inf if time_limit_s is None else time.monotonic() + time_limit_s
-        if config is None:
-            tried = Sizes(self.space, self.limit_bytes, top, end_s).searched()
-        else:
-            scenarios = (self.space.configured(config, self.limit_bytes),)
-            tried = [Searched(self.request.devices, scenarios, searched(scenarios, top, end_s))]
+        with _collecting_new_objects_only():
+            if config is None:
+                tried = Sizes(self.space, self.limit_bytes, top, end_s).searched()
+            else:
+                scenarios = (self.space.configured(config, self.limit_bytes),)
+                tried = [Searched(self.request.devices, scenarios, searched(scenarios, top, end_s))]
         records = [self._record(found, bound_s, began) for found, bound_s in self._best(tried, top)]
         if not records:
             raise self._nothing(_largest(tried), time_limit_s)
@@ -164,6 +167,16 @@ class Planner:
             f"a device{tightest_stage(scenario)}, the limit is {size_text(self.limit_bytes)}. The smallest change that "
             f"would do: a memory limit of {size_text(least)}, or more devices."
         )
+
+
+@contextmanager
+def _collecting_new_objects_only() -> Iterator[None]:
+    """Meanwhile the garbage collector doesn't look through what was there before: torch and the model."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _less_with_fewer(found: tuple[float, int, Solved]) -> float:

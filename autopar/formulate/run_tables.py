@@ -117,6 +117,7 @@ class RunTables:
         """Labels (arcs, V) of all variables on each of some arcs."""
         found = np.zeros((len(arcs), len(self.space.variables)), dtype=np.intp)
         kept = np.array([(a.entry, a.exit, a.storage)[: 2 + self.tied] for a in arcs], dtype=np.intp)
+        kept = kept.reshape(len(arcs), 2 + self.tied)
         modes = np.array([a.mode for a in arcs], dtype=np.intp)
         for piece in self.pieces:
             mine = np.flatnonzero(piece.entries[kept[:, 0]] >= 0)

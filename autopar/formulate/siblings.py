@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from autopar.formulate.layer_tables import Ask, LayerSolver
 from autopar.formulate.run_tables import RunTables
-from autopar.formulate.runs import Surroundings, alike
+from autopar.formulate.runs import LayerRun, Surroundings, alike
 from autopar.formulate.tables import Price, passing_seconds
 
 if TYPE_CHECKING:
@@ -29,17 +29,21 @@ class Siblings:
     _levels: dict[Chains, int] = field(default_factory=dict)
 
     def bound(self, level: int) -> None:
-        """Bound all members: without prices of bytes (level 1), or with those that bound best (2)."""
+        """Bound all members: by their longest run alone (level 1), or by all with prices of bytes (2)."""
         waiting = [m for m in self.members if m.possible and self._levels.get(m, 0) < level]
-        for _ in range(ROUNDS if level > 1 else 1):
-            self._round(waiting)
+        if level == 1:
+            for few in self._lots({member: member.dual.first() for member in waiting}):
+                for member, (tables,) in self.tables(few, True, [self._longest(few)]).items():
+                    member.note_longest(tables, few[member])
+        for _ in range(ROUNDS if level > 1 else 0):
+            for few in self._lots({m: prices for m in waiting if (prices := m.dual.asked())}):
+                for member, found in self.tables(few, True, next(iter(few)).runs).items():
+                    member.note(found, few[member])
         self._levels |= dict.fromkeys(waiting, level)
 
-    def _round(self, members: Sequence[Chains]) -> None:
-        asked = {m: prices for m in members if (prices := m.dual.asked())}
-        for few in self._lots(asked):
-            for member, tables in self.tables(few, bounding=True).items():
-                member.note(tables, few[member])
+    @staticmethod
+    def _longest(members: Iterable[Chains]) -> LayerRun:
+        return max(next(iter(members)).runs, key=lambda run: run.count)
 
     def _lots(self, asked: Mapping[Chains, list[Price]]) -> Iterable[dict[Chains, list[Price]]]:
         """As many members at a time as there is memory for their tables."""
@@ -56,19 +60,19 @@ class Siblings:
         """Entries for one member and price."""
         pins = [run.around.pins for run in member.runs]
         modes = max(len(p.zero) * len(p.recompute) for p in pins)
-        return modes * max(
-            self.solver(member, around).entries() for around in {alike(run.around) for run in member.runs}
-        )
+        return modes * self.solver(member, alike(self._longest([member]).around)).entries()
 
-    def tables(self, asked: Mapping[Chains, Sequence[Price]], bounding: bool) -> dict[Chains, list[RunTables]]:
-        """Tables of all runs of some members at some prices."""
+    def tables(
+        self, asked: Mapping[Chains, Sequence[Price]], bounding: bool, runs: Sequence[LayerRun]
+    ) -> dict[Chains, list[RunTables]]:
+        """Tables of some runs of some members at some prices."""
         found: dict[Chains, dict[Surroundings, RunTables]] = {member: {} for member in asked}
-        for around in dict.fromkeys(alike(run.around) for member in asked for run in member.runs):
+        for around in dict.fromkeys(alike(run.around) for run in runs):
             asks = [self._ask(member, around, prices, bounding) for member, prices in asked.items()]
             solved = self.solver(next(iter(asked)), around).solve(asks)
             for member, tables in zip(asked, solved, strict=True):
                 found[member][around] = tables
-        return {member: [own[alike(run.around)] for run in member.runs] for member, own in found.items()}
+        return {member: [own[alike(run.around)] for run in runs] for member, own in found.items()}
 
     def _ask(self, member: Chains, around: Surroundings, prices: Sequence[Price], bounding: bool) -> Ask:
         space = self.solver(member, around).space

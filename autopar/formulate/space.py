@@ -11,9 +11,9 @@ from autopar.cluster import Cluster
 from autopar.cost.mixed import MixedPricer
 from autopar.cost.pricer import Pricer
 from autopar.errors import ConfigError
-from autopar.formulate.chains import Known
 from autopar.formulate.config import Constraint, ManualConfig, microbatch_count, parse_constraints
 from autopar.formulate.ground import even_devices, ground_on
+from autopar.formulate.known import Known
 from autopar.formulate.mesh import config_mesh, search_meshes
 from autopar.formulate.pins import Pins, covered_ops, pins_of, pins_of_constraints
 from autopar.formulate.pipeline import PipelineScenario

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from autopar.engine.label_graph import LabelGraph, Labels
 from autopar.formulate.call_prices import CallPrices
 from autopar.formulate.kept import kept_bytes
-from autopar.formulate.labels import Edge, LabelSpace, at_cut
+from autopar.formulate.labels import Edge, LabelSpace, at_cut, dealt_layouts
 from autopar.formulate.relayout_prices import RelayoutPrices
 from autopar.formulate.runs import Surroundings
 from autopar.graph import LayerClass, Op
@@ -159,9 +159,12 @@ def space_costs(
         for kind in kinds:
             if placed.op.name in again[kind].ops:
                 rerun[kind].single[placed.variable] += _finite(ahead)
+    for v, spec in ((space.entry, surroundings[0].entry), (space.exit, surroundings[0].leave)):
+        barred = [x is None for x in dealt_layouts(spec, space.variables[v].layouts, space.sizes, setting.batch)]
+        forward.single[v][barred] = np.inf
     for edge in space.edges:
         ends = edge.source.variable, edge.target.variable
-        sources, targets = edge.source.layouts, edge.target.layouts
+        sources, targets = (space.dealt(edge.value, home, setting.batch) for home in (edge.source, edge.target))
         ahead, behind = relayouts.table(space.layer.values[edge.value], sources, targets, setting.batch)
         forward.add_pair(*ends, ahead)
         backward.add_pair(*ends, behind)

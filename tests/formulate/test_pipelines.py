@@ -13,9 +13,9 @@ from autopar.cost.schedule import Holding, holdings, simulate
 from autopar.engine.partition import least_step_s
 from autopar.errors import ConfigError, InfeasibleError
 from autopar.formulate.book import Chunk, Seam, StageBook
-from autopar.formulate.chains import Known
 from autopar.formulate.columns import Budget, Column
 from autopar.formulate.config import ManualConfig, parse_constraints
+from autopar.formulate.known import Known
 from autopar.formulate.pipelines import Pipelines
 from autopar.formulate.stages import Units, even_cuts
 from autopar.graph import CollectiveKey
