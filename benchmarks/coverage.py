@@ -4,8 +4,8 @@
 
 Every model of `coverage_models.py` is traced, planned by the search for four devices, and run on four processes under
 plans that are unlike each other. Loss and gradients are compared, on the whole global batch, with the model on one
-device; both compute in float64 everywhere, also where the model asks for float32. Without names it writes
-docs/models.md.
+device; both compute in float64 everywhere, also where the model asks for float32. It writes docs/models.md, with names
+only their rows.
 """
 
 from __future__ import annotations
@@ -138,14 +138,28 @@ def _why(error: Exception) -> str:
     return "".join(traceback.format_exception(error))[-3000:].strip()
 
 
-def page(rows: list[Row]) -> str:
-    """The table as a page of the documentation."""
-    runs = (SEARCHED, *(text.partition(",microbatch")[0] for text in (*CONFIGS, PIPELINED)))
-    lines = [
+RUNS = (SEARCHED, *(text.partition(",microbatch")[0] for text in (*CONFIGS, PIPELINED)))
+
+
+def line(row: Row) -> str:
+    """A row of the table."""
+    cells = " | ".join(row.cell(what) for what in RUNS)
+    return f"| {row.name} | {'yes' if row.graph else '**no**'} | {cells} | {row.remarks()} |"
+
+
+def lines_of(page: str) -> dict[str, str]:
+    """The rows of a page, by model."""
+    found = {text.split("|")[1].strip(): text for text in page.splitlines() if text.startswith("| ")}
+    return {name: found[name] for name in MODELS if name in found}
+
+
+def page(lines: dict[str, str]) -> str:
+    """The table as a page of the documentation, in the order of the models."""
+    right = sum("**no**" not in text for text in lines.values())
+    head = [
         "# Models",
         "",
-        f"Written by `python -m benchmarks.coverage`: {sum(r.green for r in rows)} of {len(rows)} models are right in "
-        "every plan tried.",
+        f"Written by `python -m benchmarks.coverage`: {right} of {len(lines)} models are right in every plan tried.",
         "",
         "Each model is a small random one of its class, in float64 and in training, without dropout. It is traced,",
         "planned for four devices (by the search, and as written in the head of the columns) and run on four",
@@ -153,18 +167,14 @@ def page(rows: list[Row]) -> str:
         f"device, on the whole global batch of {GLOBAL_BATCH}; at most {TOLERANCE:g} counts as right. A dash: the",
         "plan is not legal, as the batch can't be split in time.",
         "",
-        f"| model | traced | {' | '.join(runs)} | remarks |",
-        f"|{'---|' * (len(runs) + 3)}",
+        f"| model | traced | {' | '.join(RUNS)} | remarks |",
+        f"|{'---|' * (len(RUNS) + 3)}",
     ]
-    for row in rows:
-        traced = "yes" if row.graph else "**no**"
-        cells = " | ".join(row.cell(what) for what in runs)
-        lines.append(f"| {row.name} | {traced} | {cells} | {row.remarks()} |")
-    return "\n".join([*lines, ""])
+    return "\n".join([*head, *(lines[name] for name in MODELS if name in lines), ""])
 
 
 def main(names: list[str]) -> None:
-    """Examine the models, print a line each; write the page when it was all of them."""
+    """Examine the models, print a line each, and write the page."""
     warnings.simplefilter("ignore")
     pool = Pool()
     rows = []
@@ -177,8 +187,8 @@ def main(names: list[str]) -> None:
             print(f"    {what}: {why}", flush=True)
     print(f"{sum(r.green for r in rows)} of {len(rows)} right in every plan")
     pool.close()
-    if not names:
-        PAGE.write_text(page(rows))
+    kept = lines_of(PAGE.read_text()) if names else {}
+    PAGE.write_text(page(kept | {row.name: line(row) for row in rows}))
 
 
 if __name__ == "__main__":

@@ -323,6 +323,23 @@ MODELS: dict[str, Callable[[], Example]] = {
     "DeepSeek-V2": causal("DeepseekV2ForCausalLM", **LATENT),
     "DeepSeek-V3": causal("DeepseekV3ForCausalLM", **LATENT),
     "Mamba": causal("MambaForCausalLM", state_size=8, time_step_rank=4),
+    "Granite": causal("GraniteForCausalLM", **GROUPED),
+    "Cohere 2": causal("Cohere2ForCausalLM", sliding_window=4, **GROUPED),
+    "Nemotron": causal("NemotronForCausalLM", head_dim=8, **GROUPED),
+    "GLM-4": causal("Glm4ForCausalLM", head_dim=8, **GROUPED),
+    "Starcoder2": causal("Starcoder2ForCausalLM", **GROUPED),
+    "GPT-BigCode": causal("GPTBigCodeForCausalLM", n_positions=32, n_embd=HIDDEN, n_layer=LAYERS, n_head=HEADS),
+    "gpt-oss": causal(
+        "GptOssForCausalLM", num_local_experts=4, num_experts_per_tok=2, head_dim=8, sliding_window=4, **GROUPED,
+        **EAGER,
+    ),
+    "Qwen3-MoE": causal("Qwen3MoeForCausalLM", num_experts=4, head_dim=8, **EXPERTS),
+    "RecurrentGemma": causal(
+        "RecurrentGemmaForCausalLM", lru_width=HIDDEN, attention_window_size=4, conv1d_width=4, num_key_value_heads=1,
+        head_dim=8, num_hidden_layers=3, **FED,
+    ),
+    "Falcon-Mamba": causal("FalconMambaForCausalLM", state_size=8, time_step_rank=4),
+    "Mamba 2": causal("Mamba2ForCausalLM", state_size=8, num_heads=8, head_dim=8, n_groups=1, chunk_size=4),
     "BERT": encoder("BertForMaskedLM", max_position_embeddings=32),
     "RoBERTa": encoder("RobertaForMaskedLM", max_position_embeddings=32),
     "ALBERT": encoder("AlbertForMaskedLM", max_position_embeddings=32, embedding_size=16),
@@ -331,6 +348,7 @@ MODELS: dict[str, Callable[[], Example]] = {
     "DeBERTa": encoder(
         "DebertaForMaskedLM", max_position_embeddings=32, relative_attention=True, pos_att_type=["p2c", "c2p"],
     ),
+    "XLNet": causal("XLNetLMHeadModel", d_model=HIDDEN, n_layer=LAYERS, n_head=HEADS, d_inner=FFN),
     "T5": seq2seq("T5ForConditionalGeneration", d_kv=8, d_ff=FFN, num_layers=LAYERS, num_decoder_layers=LAYERS),
     "BART": seq2seq(
         "BartForConditionalGeneration", d_model=HIDDEN, encoder_layers=LAYERS, decoder_layers=LAYERS,

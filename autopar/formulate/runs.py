@@ -152,6 +152,11 @@ def _holdings(graph: OpGraph) -> list[_Holdings]:
     return found
 
 
+def _possible(pins: Pins, entry: TensorSpec) -> Pins:
+    """`pins` of a layer that is entered by `entry`: where that has no samples, ZeRO has no axes to shard over."""
+    return pins if entry.batch_dim is not None or 0 in pins.zero else replace(pins, zero=(0,))
+
+
 def _surroundings(
     graph: OpGraph, index: int, pins: Sequence[Pins], several: frozenset[str], seen: set[str]
 ) -> Surroundings:
@@ -175,6 +180,6 @@ def _surroundings(
         owned=tuple(name not in seen for name in layer.params),
         tied=tuple(tied),
         tied_split=len(several) == 1,
-        pins=pins[index],
+        pins=_possible(pins[index], graph.values[front.main]),
         next_pins=pins[min(index + 1, len(pins) - 1)],
     )

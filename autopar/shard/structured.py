@@ -353,6 +353,13 @@ def grid_sampler(site: Site) -> str:
     return f"b c {image}, b {image} _ -> b c {image}"
 
 
+def weight_norm(site: Site) -> str:
+    """Weights scaled to the lengths in the second operand: slices along a dim are each on their own."""
+    dim = int(site.argument(2, "dim", 0)) % site.rank
+    whole = term(site.rank, {*range(site.rank)} - {dim})
+    return f"{whole}, {whole} -> {whole} | d{dim}!"
+
+
 def recurrent(site: Site) -> str:
     """Recurrent layers over whole sequences: samples alone. Operands: input, states, weights."""
     states = len(site.argument(1, "hx")) if isinstance(site.argument(1, "hx"), tuple) else 1

@@ -258,6 +258,9 @@ def _apart(op: Op, name: str, specs: list[TensorSpec], operands: list[TensorSpec
         "opaque": lambda: form_of(str(op.args[1])).apart,
         "cdist": lambda: all(_from_end(s) < -2 for s in (*specs, result)),
         **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), lambda: _recurs_apart(op, specs)),
+        **dict.fromkeys(
+            ("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"), lambda: all(s.batch_dim == 0 for s in specs)
+        ),
         "embedding": lambda: len(specs) == 1 and operands[0].batch_dim is None,
         "scaled_dot_product_attention": lambda: all(_from_end(s) < -2 for s in specs),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -46,5 +47,5 @@ def nothing_left(model: nn.Module) -> Iterator[None]:
 
 
 def _state(module: nn.Module) -> dict[str, Any]:
-    """Attributes of a module; those that are collections as they are now."""
-    return {k: v.copy() if isinstance(v, (dict, set, list)) else v for k, v in vars(module).items()}
+    """Attributes of a module; those that are plain collections as they are now."""
+    return {k: v.copy() if type(v) in (dict, OrderedDict, set, list) else v for k, v in vars(module).items()}

@@ -171,6 +171,21 @@ class Odd(nn.Module):
         return self.second(self.odd(self.first(x))).pow(2).mean()  # type: ignore[no-any-return]
 
 
+class Places(nn.Module):
+    """Weights made from positions alone: a layer and what goes into it have no samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 64))
+        self.first, self.second = nn.Linear(WIDTH, 16), nn.Linear(16, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(64.0, device=x.device, dtype=x.dtype)
+        weights = self.table(places.unsqueeze(1) / 64)
+        loss: Tensor = (self.second(torch.tanh(self.first(x))) @ weights).pow(2).mean()
+        return loss
+
+
 def _x(width: int = WIDTH) -> Tensor:
     return torch.zeros(2, width)
 
@@ -187,6 +202,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "embedding twice": (Twice, {"source": _ids(), "target": _ids(), "labels": _ids()}),
     "keywords only": (KeywordsOnly, {"batch": {"x": _x(), "y": _x(4)}, "power": 2}),
     "experts": (lambda: Odd(Experts), {"x": torch.zeros(2, 4, WIDTH)}),
+    "weights of places": (Places, {"x": _x()}),
     "dataclass": (Dataclass, {"x": _x(), "y": _x(4)}),
 }
 

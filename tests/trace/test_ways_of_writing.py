@@ -73,6 +73,12 @@ def join_to_nothing(x: Tensor) -> Tensor:
     return torch.cat((kept, x), dim=1)
 
 
+def turn_complex_pairs(x: Tensor) -> Tensor:
+    angles = torch.outer(torch.arange(TOKENS, device=x.device), 0.5 ** torch.arange(WIDTH // 2, device=x.device))
+    turns = torch.polar(torch.ones_like(angles, dtype=x.dtype), angles.to(x.dtype))
+    return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turns).flatten(2)
+
+
 def length_as_a_number(x: Tensor) -> Tensor:
     return x * len(x) + torch.ones(len(x), 1, 1, dtype=x.dtype, device=x.device)
 
@@ -85,6 +91,7 @@ WAYS = [
     pick_a_position,
     in_own_dtype,
     join_to_nothing,
+    turn_complex_pairs,
 ]
 
 
