@@ -120,10 +120,20 @@ def test_batch_as_a_plain_number() -> None:
     assert not graph.separable  # x is scaled by the number of samples
 
 
+class Settings(dict[str, int]):
+    """A dictionary that can't be copied."""
+
+    copy = None  # type: ignore[assignment]
+
+
 class Table(nn.Module):
     """Makes a table when it is first asked for, and keeps it."""
 
     table: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings = Settings()
 
     def forward(self, x: Tensor) -> Tensor:
         if "table" not in dict(self.named_buffers()):
@@ -137,6 +147,7 @@ def test_a_buffer_that_forward_makes() -> None:
     graph, difference = _traced(Model(blocks))
     assert difference < 1e-12
     assert not graph.buffers
+    assert not graph.assumptions
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
