@@ -9,6 +9,7 @@ import sys
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +28,8 @@ SOURCES = ("aiconfigurator/", "vidur/", "neusight", "aceso-superscaler", "cudnn-
 HELD_OUT = 0.25
 """Share of shapes by which errors are told, left out of the fit that tells them."""
 
-MOST, LEAST = 4000, 30
-"""Timings a fit uses at most, and needs at least."""
+MOST, LEAST = 4000, {"collectives": 10}
+"""Timings a fit uses at most, and needs at least (else 30): a collective's curve stays near a wider one's."""
 
 BETTER = 0.97
 """A variant has a fit of its own where its error is less than so much of a wider fit's."""
@@ -36,6 +37,9 @@ BETTER = 0.97
 UNUSUAL = ("custom_allreduce", "nvlink-pair", "vidur")
 """Marks of collectives that don't stand for all of their kind: inference's own kernels, nodes joined in pairs only, and
 timings of some kinds alone, beside which the other kinds' would not compare."""
+
+LEAST_BEYOND = 100
+"""Usual timings from which a fit has coefficients beyond its form."""
 
 INDEPENDENT = 200.0
 """Timings that count as so many at most: what a form gets wrong it gets wrong for many alike."""
@@ -48,14 +52,15 @@ def fit_device(name: str, calls: Sequence[Call]) -> Fits:
     """All fits of one device."""
     groups: dict[tuple[str, str, str], list[Call]] = defaultdict(list)
     for call in calls:
-        for variant in call.variants:
+        for variant in dict.fromkeys(call.variants):
             if variant != call.variants[-1] or _general(call):
                 groups[call.family, call.dtype, variant].append(call)
     kept: dict[tuple[str, str, str], Fit] = {}
     for key, members in sorted(groups.items(), key=lambda item: -_generality(item[0], item[1][0])):
-        if len(members) >= LEAST:
-            fit = _fit(*key, members)
-            if _says_more(fit, members, kept):
+        if len(members) >= LEAST.get(key[0], 30):
+            wider = _wider(key, members[0], kept)
+            fit = _fit(*key, members, wider)
+            if wider is None or _says_more(fit, wider, members):
                 kept[key] = fit
     return Fits.of(name, kept.values())
 
@@ -64,14 +69,15 @@ def _generality(key: tuple[str, str, str], call: Call) -> int:
     return call.variants.index(key[2])
 
 
-def _says_more(fit: Fit, calls: list[Call], kept: dict[tuple[str, str, str], Fit]) -> bool:
-    """Whether a fit explains its calls clearly better than the nearest wider one that is kept."""
-    wider = calls[0].variants[_generality((fit.family, fit.dtype, fit.variant), calls[0]) + 1 :]
-    found = (kept.get((fit.family, fit.dtype, variant)) for variant in wider)
-    nearest = next((other for other in found if other), None)
-    if nearest is None:
-        return True
-    own, wide = (np.abs(_beyond(f.family, f.dtype, np.array(f.constants), calls)).mean() for f in (fit, nearest))
+def _wider(key: tuple[str, str, str], call: Call, kept: dict[tuple[str, str, str], Fit]) -> Fit | None:
+    """The nearest fit of more calls that is kept."""
+    found = (kept.get((*key[:2], variant)) for variant in call.variants[_generality(key, call) + 1 :])
+    return next((fit for fit in found if fit), None)
+
+
+def _says_more(fit: Fit, wider: Fit, calls: list[Call]) -> bool:
+    """Whether a fit explains its calls clearly better than a wider one."""
+    own, wide = (np.abs(_beyond(f, calls)).mean() for f in (fit, wider))
     return bool(own < BETTER * wide)
 
 
@@ -84,28 +90,44 @@ def _general(call: Call) -> bool:
     return call.sizes.get("rows", 0) == 0
 
 
-def _fit(family: str, dtype: str, variant: str, calls: list[Call]) -> Fit:
+def _fit(family: str, dtype: str, variant: str, calls: list[Call], wider: Fit | None) -> Fit:
     order = np.random.default_rng(0).permutation(len(calls))
     calls = [calls[i] for i in order[: MOST * 2]]
-    kept = [call for call in calls if shape_number(call) >= HELD_OUT]
-    rest = [call for call in calls if shape_number(call) < HELD_OUT and call.usual]
-    error = _error(family, dtype, _constants(family, dtype, kept[:MOST]), rest) if kept and rest else 0.3
-    return Fit(family, dtype, variant, len(calls), error, tuple(_constants(family, dtype, calls[:MOST])))
+    rest = [call for call in calls if _tells_error(call) and call.usual]
+    kept = [call for call in calls if not _tells_error(call)]
+    error = _error(_solved(family, dtype, variant, kept[:MOST], wider), rest) if kept and rest else 0.3
+    return replace(_solved(family, dtype, variant, calls[:MOST], wider), points=len(calls), error=error)
 
 
-def _constants(family: str, dtype: str, calls: list[Call]) -> Array:
+def _tells_error(call: Call) -> bool:
+    """Whether a call is left out of the fit that tells a fit's error: a quarter of shapes, of any choice of shapes."""
+    return bool(shape_number(call) * 64 % 1 < HELD_OUT)
+
+
+def _solved(family: str, dtype: str, variant: str, calls: list[Call], wider: Fit | None) -> Fit:
+    """Constants, near those of a wider fit, and coefficients beyond the form where usual calls are many."""
+    expected = np.array(wider.constants) if wider else None
+    fit = Fit(family, dtype, variant, len(calls), 0.0, tuple(_constants(family, dtype, calls, expected)))
+    usual, beyond = [call for call in calls if call.usual], FORMS[family].beyond
+    if beyond is None or len(usual) < LEAST_BEYOND:
+        return fit
+    return replace(fit, beyond=tuple(beyond.through(columns(usual), -_beyond(fit, usual)).tolist()))
+
+
+def _constants(family: str, dtype: str, calls: list[Call], expected: Array | None) -> Array:
     weight = np.array([1.0 if call.usual else UNUSUAL_WEIGHT for call in calls])
     weight *= min(1.0, INDEPENDENT / weight.sum())
-    return solve(FORMS[family], columns(calls), _model(calls[0]).hardware(dtype), measured(calls), weight)
+    return solve(FORMS[family], columns(calls), _model(calls[0]).hardware(dtype), measured(calls), weight, expected)
 
 
-def _error(family: str, dtype: str, constants: Array, calls: list[Call]) -> float:
-    return float(np.abs(np.expm1(_beyond(family, dtype, constants, calls))).mean())
+def _error(fit: Fit, calls: list[Call]) -> float:
+    return float(np.abs(np.expm1(_beyond(fit, calls))).mean())
 
 
-def _beyond(family: str, dtype: str, constants: Array, calls: list[Call]) -> Array:
+def _beyond(fit: Fit, calls: list[Call]) -> Array:
     """Logarithm of predicted over measured seconds, shape (calls,)."""
-    predicted = FORMS[family].seconds(constants, columns(calls), _model(calls[0]).hardware(dtype))
+    hardware = _model(calls[0]).hardware(fit.dtype)
+    predicted = FORMS[fit.family].priced(np.array(fit.constants), np.array(fit.beyond), columns(calls), hardware)
     return np.log(predicted / measured(calls))
 
 

@@ -20,12 +20,9 @@ from autopar.cost.pricer import CollectiveTimes, OpTimes, Seconds, Source
 from autopar.cost.work import work
 from autopar.errors import ConfigError
 from autopar.graph import CollectiveKey, OpKey
-from autopar.measure.models.attention import HEAD_DIMS
 from autopar.measure.models.device import DeviceModel, device_model
-from autopar.measure.models.gemm import LEAST_FLOPS, USUAL_FLOPS
-
-MOST_FLOPS = 1e15
-"""No product of a step is taken to be larger."""
+from autopar.measure.models.fits import FORMS
+from autopar.measure.models.form import FASTER
 
 
 @dataclass(frozen=True)
@@ -143,12 +140,8 @@ def require_rate(device: Device, dtype: str) -> float:
 
 def flop_rate(device: Device, dtype: str) -> float:
     """FLOP/s that no product and no attention of `dtype` exceeds, as they are priced here. Raises ConfigError."""
-    peak, model = require_rate(device, dtype), model_of(device)
-    share, _, _, _, _, middle, small, least, sustained, *_ = model.known("gemm", dtype).values
-    clocks = max((flops / USUAL_FLOPS) ** -sustained for flops in (LEAST_FLOPS, MOST_FLOPS))
-    product = share * max(1.0, middle, small, least) * clocks
-    reached, softmax_ps, _, _, _, _, _, _, *others = model.known("attention", dtype).values
-    by_width = dict(zip((d for d in HEAD_DIMS if d != 128), others, strict=True)) | {128: 1.0}
-    units = model.hardware(dtype).units
-    attention = max(4 * d / (4 * d / (reached * s) + softmax_ps * 1e-12 * peak / units) for d, s in by_width.items())
-    return peak * device.speed * float(max(product, attention))
+    require_rate(device, dtype)
+    model = model_of(device)
+    rates = (form.limit.rate(model.known(form.family, dtype).values, model.hardware(dtype))
+             for form in FORMS.values() if form.limit)  # fmt: skip
+    return FASTER * device.speed * max(rates)

@@ -178,7 +178,8 @@ def _collectives(row: Mapping[str, str], device: DeviceFile) -> Reading:
     there = f"{where} {row['link']}"
     named = f"{software(source)} {_last(source)}" if "/" in source else software(source)
     sizes = {"bytes": moved, "closed_s": closed_s, "link_s": closed_seconds(kind, moved, int(ranks), peak)}
-    return kind, "", (f"{there}@{named}", there, where), sizes, moved >= 2**20 and nodes == 1
+    variants = (f"{there}@{source.lower()}", f"{there}@{named}", there, where)
+    return kind, "", variants, sizes, moved >= 2**20 and nodes == 1
 
 
 def closed_seconds(kind: str, moved: float, ranks: int, link: Link) -> float:

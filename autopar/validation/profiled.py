@@ -15,7 +15,7 @@ from autopar.measure.models.residual import Labels, Residual
 from autopar.measure.models.solve import solve
 from autopar.validation.calls import Call, columns, measured
 
-LEAST_REFIT, LEAST_RESIDUAL = 8, 12
+LEAST_REFIT, LEAST_RESIDUAL = 5, 12
 """Rows of a variant from which its constants are fitted anew, and of a family from which a residual is."""
 
 MEASURED_ERROR, PROFILED_ERROR = 0.03, 0.06
@@ -62,7 +62,7 @@ def profiled(model: DeviceModel, rows: Sequence[Call]) -> ProfiledModel:
         groups[call.family, call.dtype].append(call)
     refitted = [fit for group, calls in groups.items() for fit in _refit(model, group, calls)]
     own = Fits(model.own.device, model.own.table | Fits.of("", refitted).table)
-    result = ProfiledModel(DeviceModel(model.device, own, model.others))
+    result = ProfiledModel(DeviceModel(model.device, own, model.others, few=not model.own.table))
     for group, calls in groups.items():
         if len(calls) >= LEAST_RESIDUAL:
             beyond = np.log(measured(calls) / form_seconds(result.model, group, calls))
@@ -81,16 +81,18 @@ def _refit(model: DeviceModel, group: Group, calls: Sequence[Call]) -> list[Fit]
     """Constants of each variant with enough rows, expected near what the model says of it."""
     members: dict[str, list[Call]] = defaultdict(list)
     for call in calls:
-        for variant in call.variants:
+        for variant in dict.fromkeys(call.variants):
             members[variant].append(call)
     fits = []
     for variant, chosen in members.items():
         known = model.known(*group, (variant, *chosen[0].variants))
         if len(chosen) >= LEAST_REFIT and known.source != "fitted":  # else the residual does what is left to do
             weight = np.ones(len(chosen))
-            hardware = model.hardware(group[1])
-            found = solve(FORMS[group[0]], columns(chosen), hardware, measured(chosen), weight, known.values)
-            fits.append(Fit(*group, variant, len(chosen), PROFILED_ERROR, tuple(found)))
+            form, sizes = FORMS[group[0]], columns(chosen)
+            beyond = form.beyond.at(known.beyond, sizes) if form.beyond and len(known.beyond) else 0.0
+            by_form = measured(chosen) / np.exp(beyond)
+            found = solve(form, sizes, model.hardware(group[1]), by_form, weight, known.values)
+            fits.append(Fit(*group, variant, len(chosen), PROFILED_ERROR, tuple(found), tuple(known.beyond)))
     return fits
 
 
@@ -105,5 +107,5 @@ def places(calls: Sequence[Call]) -> Array:
 
 
 def labels(calls: Sequence[Call]) -> Labels:
-    """The nearest variant of each call."""
-    return np.array([call.variants[0] for call in calls])
+    """The variants of each call, without the one of all calls."""
+    return np.array([[v for v in call.variants if v] or [""] for call in calls])

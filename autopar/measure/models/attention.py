@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from autopar.measure.models.form import Array, Constant, Form, Hardware, Sizes, joined, waves
+from autopar.measure.models.beyond import Polynomial, octaves
+from autopar.measure.models.form import Array, Constant, Form, Hardware, Limit, Sizes, joined, waves
 
 HEAD_DIMS = (64, 72, 80, 128, 192, 256, 512)
 ROWS = 128
@@ -39,6 +40,33 @@ def _seconds(constants: Array, sizes: Sizes, hardware: Hardware) -> Array:
     return launch * hardware.launch_s + joined(computing, moving, sharpness) * sizes["passes"]
 
 
+def _flops(sizes: Sizes) -> Array:
+    scores = sizes["batch"] * sizes["heads"] * sizes["seq_q"] * sizes["seq_kv"] * np.where(sizes["causal"] > 0, 0.5, 1)
+    result: Array = 4 * scores * sizes["head_dim"] * sizes["passes"]
+    return result
+
+
+def _rate(constants: Array, hardware: Hardware) -> float:
+    reached, softmax, *_ = map(float, constants)
+    others = map(float, constants[-len(HEAD_DIMS) + 1 :])
+    by_width = dict(zip((d for d in HEAD_DIMS if d != 128), others, strict=True)) | {128: 1.0}
+    per_unit = hardware.flops_per_s / hardware.units
+    shares = (4 * d / (4 * d / (reached * share) + softmax * 1e-12 * per_unit) for d, share in by_width.items())
+    return max(shares) * hardware.flops_per_s
+
+
+def _features(sizes: Sizes) -> list[Array]:
+    length = np.sqrt(sizes["seq_q"] * sizes["seq_kv"])
+    return [
+        octaves(length, 11, 4),
+        octaves(sizes["batch"] * sizes["heads"], 7, 4),
+        octaves(sizes["batch"], 4, 4),
+        octaves(sizes["heads"] / sizes["kv_heads"], 2, 3),
+        octaves(sizes["head_dim"], 7, 1),
+        np.where(sizes["causal"] > 0, 1.0, 0.0),
+    ]
+
+
 ATTENTION = Form(
     "attention",
     (
@@ -53,4 +81,6 @@ ATTENTION = Form(
         *(Constant(f"head_{d}", 1.0, 0.3) for d in HEAD_DIMS if d != 128),
     ),
     _seconds,
+    Polynomial(("length", "samples' heads", "samples", "sharing", "head_dim", "causal"), _features, 3),
+    Limit(_flops, _rate),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from math import log
+from math import exp, log
 from typing import Literal
 
 import numpy as np
@@ -25,8 +25,14 @@ NARROWING = 2.0
 USUAL_ERROR = 0.05
 """Added to a fit's own error when fits are weighed."""
 
-TRUST = 0.5
-"""Power of the ratio of the files' efficiencies by which a share of peak is carried over."""
+TRUST, POWER = 0.5, 0.5
+"""Powers of the ratios of the files' efficiencies and of watts for a FLOP/s by which shares are carried over."""
+
+WITNESS, CAUTION = 0.3, 1.1
+"""Weight of the device file's own share beside what is carried over, and what is reached of it: files are cautious."""
+
+CARRIED = 0.5
+"""Share of what others' timings say beyond the form that is carried over."""
 
 OTHER_DTYPE = 3.0
 """How many generations further a fit of another dtype is."""
@@ -44,29 +50,35 @@ UNITS = {"cuda": 100, "cpu": 1}
 
 @dataclass(frozen=True)
 class Known:
-    """Values of a form's constants, where they are from, and the error to expect."""
+    """Values of a form's constants, coefficients beyond it, where they are from, and the error to expect."""
 
     values: Array
+    beyond: Array
     source: Literal["fitted", "roofline"]
     error: float
 
 
 @dataclass(frozen=True)
 class Other:
-    """A device whose fits may stand for another's: its architecture, and the shares of peak its file gives."""
+    """A device whose fits may stand for another's; by dtype the shares of peak in its file, and watts for a FLOP/s."""
 
     architecture: str
     fits: Fits
     efficiency: Mapping[str, float]
+    watts: Mapping[str, float]
 
 
 @dataclass
 class DeviceModel:
-    """Prices calls on `device`. `own` are its fits, `others` those of devices that may stand for it."""
+    """Prices calls on `device`. `own` are its fits, `others` those of devices that may stand for it.
+
+    Where its own are of `few` timings they don't stand for variants of calls that are known of other devices.
+    """
 
     device: Device
     own: Fits
     others: tuple[Other, ...] = ()
+    few: bool = False
     _known: dict[tuple[str, str, tuple[str, ...]], Known] = field(default_factory=dict)
 
     def hardware(self, dtype: str) -> Hardware:
@@ -83,7 +95,8 @@ class DeviceModel:
 
     def seconds(self, family: str, sizes: Sizes, dtype: str, variants: Sequence[str] = ("",)) -> Array:
         """Seconds of calls, shape (calls,), by the first of `variants` that is known."""
-        usual = FORMS[family].seconds(self.known(family, dtype, variants).values, sizes, self.hardware(dtype))
+        known = self.known(family, dtype, variants)
+        usual = FORMS[family].priced(known.values, known.beyond, sizes, self.hardware(dtype))
         return usual if self.device.speed == 1.0 or family == "collectives" else usual / self.device.speed
 
     def known(self, family: str, dtype: str, variants: Sequence[str] = ("",)) -> Known:
@@ -94,14 +107,24 @@ class DeviceModel:
         return self._known[key]
 
     def _find(self, form: Form, dtype: str, variants: Sequence[str]) -> Known:
-        if fit := self.own.nearest(form.family, dtype, variants):
-            return Known(np.array(fit.constants), "fitted", fit.error)
+        if fit := self._own(form.family, dtype, variants):
+            return Known(np.array(fit.constants), np.array(fit.beyond), "fitted", fit.error)
+        if there := self._elsewhere(form.family, dtype, variants):
+            return Known(*self._transferred(form, dtype, there), "roofline", TRANSFERRED_ERROR)
+        return Known(self._guess(form, dtype), np.zeros(0), "roofline", GUESSED_ERROR)
+
+    def _own(self, family: str, dtype: str, variants: Sequence[str]) -> Fit | None:
+        for variant in variants:
+            if fit := self.own.find(family, dtype, variant):
+                return fit
+            if self.few and self._elsewhere(family, dtype, (variant,)):
+                return None
+        return None
+
+    def _elsewhere(self, family: str, dtype: str, variants: Sequence[str]) -> list[tuple[Other, Fit]]:
         carried = [v for v in variants if not any(mark in v for mark in OWN_ONLY)]
-        found = [(other, other.fits.nearest(form.family, dtype, carried)) for other in self.others]
-        there = [(other, fit) for other, fit in found if fit]
-        if there:
-            return Known(self._transferred(form, dtype, there), "roofline", TRANSFERRED_ERROR)
-        return Known(self._guess(form, dtype), "roofline", GUESSED_ERROR)
+        found = [(other, other.fits.nearest(family, dtype, carried)) for other in self.others]
+        return [(other, fit) for other, fit in found if fit]
 
     def _guess(self, form: Form, dtype: str) -> Array:
         """The form's own start, with the shares that the device file says."""
@@ -109,11 +132,10 @@ class DeviceModel:
         said = {"share": shares.get(dtype, DEFAULT_EFFICIENCY), "memory": shares.get("memory", DEFAULT_EFFICIENCY)}
         return form.start(**said)
 
-    def _transferred(self, form: Form, dtype: str, there: Sequence[tuple[Other, Fit]]) -> Array:
+    def _transferred(self, form: Form, dtype: str, there: Sequence[tuple[Other, Fit]]) -> tuple[Array, Array]:
         """The mean of others' constants on the scales on which they are fitted, by likeness and by how well they fit.
 
-        Shares of peak follow half the ratio of what the files say: boards of one generation differ in power, but what
-        the files say is a guess.
+        Beyond the form half of their mean.
         """
         here = self.device.architecture
         apart = np.array([
@@ -123,10 +145,31 @@ class DeviceModel:
         plain = np.array([form.plain(np.array(fit.constants)) for _, fit in there])
         mean = np.average(plain, axis=0, weights=weights)
         if form.constants[0].name == "share":
-            said = [other.efficiency.get(dtype, DEFAULT_EFFICIENCY) for other, _ in there]
-            mean[0] += TRUST * log(self.device.efficiency.get(dtype, DEFAULT_EFFICIENCY))
-            mean[0] -= TRUST * float(np.average(np.log(said), weights=weights))
-        return form.values(mean)
+            mean[0] = log(self._share(form, dtype, there, weights))
+        terms = len(form.beyond.powers) if form.beyond else 0
+        beyond = np.average([fit.beyond or np.zeros(terms) for _, fit in there], axis=0, weights=weights)
+        return form.values(mean), CARRIED * beyond
+
+    def _share(self, form: Form, dtype: str, there: Sequence[tuple[Other, Fit]], weights: Array) -> float:
+        """The share of peak: that of others, moved by what the files say and by power; for products with the file's.
+
+        Boards that run the same kernels but have more watts for each FLOP/s of peak hold their clocks better.
+        """
+        said, watts = self.device.efficiency.get(dtype, DEFAULT_EFFICIENCY), _watts(self.device, dtype)
+        kernels = ARCHITECTURES[self.device.architecture].kernels
+        logs = []
+        for other, fit in there:
+            moved = TRUST * log(said / other.efficiency.get(dtype, DEFAULT_EFFICIENCY))
+            if watts and other.watts.get(dtype) and ARCHITECTURES[other.architecture].kernels == kernels:
+                moved += POWER * log(watts / other.watts[dtype])
+            logs.append(log(fit.constants[0]) + moved)
+        witness = WITNESS if form.family == "gemm" else 0.0  # the file's shares are those of products
+        return exp((1 - witness) * float(np.average(logs, weights=weights)) + witness * log(CAUTION * said))
+
+
+def _watts(device: Device, dtype: str) -> float:
+    """Watts for each FLOP/s of peak; 0 where the file has no power."""
+    return (device.power_w or 0.0) / device.peak_flops_per_s.get(dtype, 1.0)
 
 
 def device_model(device: Device, without: Iterable[str] = (), shipped: Mapping[str, Fits] | None = None) -> DeviceModel:
@@ -134,7 +177,7 @@ def device_model(device: Device, without: Iterable[str] = (), shipped: Mapping[s
     left_out, known = frozenset(without), shipped_fits() if shipped is None else shipped
     own = known.get(device.fits) if device.fits not in left_out else None
     others = tuple(
-        Other(file.architecture, known[name], file.efficiency)
+        Other(file.architecture, known[name], file.efficiency, {d: _watts(file.device(), d) for d in file.peak_tflops})
         for name, file in _files().items()
         if device.architecture in ARCHITECTURES and name in known and name not in left_out | {device.fits}
     )

@@ -31,7 +31,10 @@ ANY = ("bfloat16", "float16", "float32")
 
 @dataclass(frozen=True)
 class Fit:
-    """Constants of a form for calls of one variant: `points` timings, `error` the mean one on those held out."""
+    """Constants of a form for calls of one variant: `points` timings, `error` the mean one on those held out.
+
+    `beyond` are coefficients of the form's polynomial, none where there are few timings.
+    """
 
     family: str
     dtype: str
@@ -39,6 +42,7 @@ class Fit:
     points: int
     error: float
     constants: tuple[float, ...]
+    beyond: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,9 +77,14 @@ def alike(family: str, dtype: str) -> Sequence[str]:
 def read_fits(path: Path) -> Fits:
     """The fits of a file; those whose form has other constants by now are left out."""
     data = tomllib.loads(path.read_text(encoding="utf-8"))
-    rows = (Fit(r["family"], r["dtype"], r["variant"], r["points"], r["error"], tuple(r["constants"]))
-            for r in data["fit"])  # fmt: skip
-    return Fits.of(data["device"], (r for r in rows if len(r.constants) == len(FORMS[r.family].constants)))
+    rows = [Fit(**row | {name: tuple(row.get(name, ())) for name in ("constants", "beyond")}) for row in data["fit"]]
+    return Fits.of(data["device"], (fit for fit in rows if _is_current(fit)))
+
+
+def _is_current(fit: Fit) -> bool:
+    form = FORMS[fit.family]
+    terms = len(form.beyond.powers) if form.beyond else 0
+    return len(fit.constants) == len(form.constants) and len(fit.beyond) in (0, terms)
 
 
 def write_fits(fits: Fits, path: Path, header: str) -> None:
@@ -85,9 +94,10 @@ def write_fits(fits: Fits, path: Path, header: str) -> None:
     lines += ["", "fit = ["]
     for fit in sorted(fits.table.values(), key=lambda f: (f.family, f.dtype, f.variant)):
         constants = ", ".join(f"{c:.4g}" for c in fit.constants)
+        beyond = ", ".join(f"{c:.3f}" for c in fit.beyond)
         lines.append(
             f'  {{ family = "{fit.family}", dtype = "{fit.dtype}", variant = "{fit.variant}", points = {fit.points}, '
-            f"error = {fit.error:.3f}, constants = [{constants}] }},"
+            f"error = {fit.error:.3f}, constants = [{constants}]" + (f", beyond = [{beyond}]" if beyond else "") + " },"
         )
     path.write_text("\n".join([*lines, "]"]) + "\n", encoding="utf-8")
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from autopar.measure.models.beyond import Polynomial
 
 Array: TypeAlias = NDArray[np.float64]
 Sizes: TypeAlias = Mapping[str, Array]
@@ -59,13 +62,40 @@ class Constant:
         return float(1 / (1 + np.exp(-plain))) if self.scale == "share" else plain
 
 
+FASTER = 1.1
+"""Times the rate that a form reaches at best: no call that is priced is faster."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """FLOPs of calls, shape (calls,), and the FLOP/s that a form with some constants reaches at best."""
+
+    flops: Callable[[Sizes], Array]
+    rate: Callable[[Array, Hardware], float]
+
+
 @dataclass(frozen=True)
 class Form:
-    """A family's closed form: seconds of calls, shape (calls,), from the constants' values in their order."""
+    """A family's closed form: seconds of calls, shape (calls,), from the constants' values in their order.
+
+    `beyond` says what else timings may teach of it; `limit` how fast calls are at most, where they compute.
+    """
 
     family: str
     constants: tuple[Constant, ...]
     seconds: Callable[[Array, Sizes, Hardware], Array]
+    beyond: Polynomial | None = None
+    limit: Limit | None = None
+
+    def priced(self, constants: Array, coefficients: Array, sizes: Sizes, hardware: Hardware) -> Array:
+        """Seconds by the form and, where there are coefficients, by what is known beyond it; shape (calls,)."""
+        seconds = self.seconds(constants, sizes, hardware)
+        if self.beyond is None or not len(coefficients):
+            return seconds
+        seconds = seconds * np.exp(np.clip(self.beyond.at(coefficients, sizes), -MOST_BEYOND, MOST_BEYOND))
+        return seconds if self.limit is None else np.maximum(
+            seconds, self.limit.flops(sizes) / (FASTER * self.limit.rate(constants, hardware))
+        )  # fmt: skip
 
     def start(self, **known: float) -> Array:
         """Where the constants start, those that are `known` in their place."""
@@ -79,6 +109,9 @@ class Form:
         """Inverse of `plain`."""
         return np.array([c.value(float(p)) for c, p in zip(self.constants, plain, strict=True)])
 
+
+MOST_BEYOND = 1.0
+"""Logarithm of the largest factor by which anything differs from its form."""
 
 LEAST_SHARPNESS = 0.5
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from autopar.measure.models.form import Array, Constant, Form, Hardware, Sizes, joined, waves
+from autopar.measure.models.beyond import Polynomial, octaves
+from autopar.measure.models.form import Array, Constant, Form, Hardware, Limit, Sizes, joined, waves
 
 TILES = ((4, 2, 0), (2, 4, 0), (2, 2, 1), (2, 1, 2), (1, 2, 2), (1, 1, 3))
 """Sides of the tiles in multiples of the hardware's tile, and which of the shares of the rate they reach."""
 
-LEAST_FLOPS, USUAL_FLOPS = 1e9, 1e11
+LEAST_FLOPS, USUAL_FLOPS, MOST_FLOPS = 1e9, 1e11, 1e15
+"""Clocks fall from the first on; `share` is that of products of the second; none is larger than the third."""
 
 
 def _seconds(constants: Array, sizes: Sizes, hardware: Hardware) -> Array:
@@ -37,6 +39,21 @@ def _seconds(constants: Array, sizes: Sizes, hardware: Hardware) -> Array:
     return seconds
 
 
+def _flops(sizes: Sizes) -> Array:
+    result: Array = 2 * sizes["m"] * sizes["n"] * sizes["k"] * sizes["batch"]
+    return result
+
+
+def _rate(constants: Array, hardware: Hardware) -> float:
+    share, _, _, _, _, middle, small, least, sustained, *_ = map(float, constants)
+    clocks = max(float((flops / USUAL_FLOPS) ** -sustained) for flops in (LEAST_FLOPS, MOST_FLOPS))
+    return share * max(1.0, middle, small, least) * clocks * hardware.flops_per_s
+
+
+def _features(sizes: Sizes) -> list[Array]:
+    return [*(octaves(sizes[side], 11, 4) for side in ("m", "n", "k")), octaves(sizes["batch"], 0, 4)]
+
+
 GEMM = Form(
     "gemm",
     (
@@ -53,6 +70,8 @@ GEMM = Form(
         Constant("cast", 0.5, 1.0),
     ),
     _seconds,
+    Polynomial(("m", "n", "k", "batch"), _features, 3),
+    Limit(_flops, _rate),
 )
 
 

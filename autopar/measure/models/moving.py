@@ -7,6 +7,9 @@ Operators that reduce rows also pay `row_us` a row on a unit.
 
 from __future__ import annotations
 
+import numpy as np
+
+from autopar.measure.models.beyond import Polynomial, octaves
 from autopar.measure.models.form import Array, Constant, Form, Hardware, Sizes, joined
 
 
@@ -17,6 +20,10 @@ def _seconds(constants: Array, sizes: Sizes, hardware: Hardware) -> Array:
     moving = moved / (memory * hardware.bytes_per_s) * (1 - cached * (1 - 1 / cache))
     turning = sizes["rows"] * (row_us * 1e-6 / hardware.units)
     return launch * hardware.launch_s + joined(moving, turning, sharpness)
+
+
+def _features(sizes: Sizes) -> list[Array]:
+    return [octaves(sizes["bytes"], 24, 6), octaves(np.maximum(sizes["rows"], 1), 12, 6)]
 
 
 MOVING = Form(
@@ -30,4 +37,5 @@ MOVING = Form(
         Constant("sharpness", 3.0, 0.5),
     ),
     _seconds,
+    Polynomial(("bytes", "rows"), _features, 3),
 )

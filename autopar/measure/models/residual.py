@@ -1,7 +1,8 @@
 """What timings say beyond a form: a Gaussian process over the logarithms of sizes (Rasmussen and Williams, 2006).
 
 The covariance of two calls is a constant, and an exponential of their distance, each once for all calls and once for
-those of one variant (a kernel, a library, a collective); how much of each is what makes the timings most likely.
+those of one variant (a kernel, a library, a collective), or as far as they share its wider ones; how much of each is
+what makes the timings most likely.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ from numpy.typing import NDArray
 from autopar.measure.models.form import Array
 
 Labels = NDArray[np.str_]
+"""Names of variants of calls, the narrowest first, shape (calls, levels)."""
 
-BIAS = 0.05
-"""Spread of the constants."""
+BIASES = (0.05, 0.2)
+"""Choices for the spread of the constants."""
+
+CHOSEN_BY = 300
+"""Timings by which the choices are made, at most."""
 
 MOST = 1000
 """Timings taken into account at most."""
@@ -26,10 +31,42 @@ SLICE = 4096
 """Calls looked at in one go."""
 
 REACHES = (1.0, 3.0, 10.0)
-SPREADS = (0.03, 0.08, 0.2)
-NOISES = (0.02, 0.04, 0.08)
+SPREADS = (0.03, 0.08, 0.2, 0.4)
+NOISES = (0.02, 0.04, 0.08, 0.16)
 OWN = (0.3, 1.0)
 """Choices for the reach of the exponential, its spread, the noise, and the share of variance a variant has alone."""
+
+
+@dataclass(frozen=True)
+class Covariance:
+    """Spread of the constants, reach and spread of the exponential, the share a variant has alone, and the noise."""
+
+    bias: float
+    reach: float
+    spread: float
+    own: float
+    noise: float
+
+    def between(self, apart: Array, same: Array) -> Array:
+        """Covariance of calls that are `apart`, and share so much of their variants (0 to 1); both of one shape."""
+        shape = self.bias**2 + self.spread**2 * np.exp(-apart / self.reach)
+        result: Array = shape * ((1 - self.own) + self.own * same) + self.bias**2 * same
+        return result
+
+    def factor(self, places: Array, labels: Labels) -> Array:
+        """Cholesky factor of the covariance of timings, noise included."""
+        matrix = self.between(_distances(places, places), _same(labels, labels))
+        result: Array = np.asarray(np.linalg.cholesky(matrix + self.noise**2 * np.eye(len(places))), np.float64)
+        return result
+
+    def likelihood(self, places: Array, labels: Labels, logarithms: Array) -> float:
+        """Logarithm of the likelihood of timings, but for a constant."""
+        lower = self.factor(places, labels)
+        white = np.linalg.solve(lower, logarithms)
+        return -0.5 * float(white @ white) - float(np.log(np.diag(lower)).sum())
+
+
+CHOICES = [Covariance(*choice) for choice in product(BIASES, REACHES, SPREADS, OWN, NOISES)]
 
 
 @dataclass(frozen=True)
@@ -39,43 +76,34 @@ class Residual:
     places: Array
     labels: Labels
     weights: Array
-    reach: float
-    spread: float
-    own: float
+    covariance: Covariance
 
     @classmethod
     def through(cls, places: Array, labels: Labels, logarithms: Array) -> Residual:
         """The likeliest of all choices for these timings, at least one."""
         chosen = np.random.default_rng(0).permutation(len(places))[:MOST]
         places, labels, logarithms = places[chosen], labels[chosen], np.clip(logarithms[chosen], -1.0, 1.0)
-        apart, same = _distances(places, places), labels[:, None] == labels[None, :]
-        candidates: list[tuple[float, Residual]] = []
-        for reach, spread, own, noise in product(REACHES, SPREADS, OWN, NOISES):
-            matrix = _covariance(apart, same, reach, spread, own) + noise**2 * np.eye(len(places))
-            lower = np.linalg.cholesky(matrix)
-            white = np.linalg.solve(lower, logarithms)
-            likelihood = -0.5 * float(white @ white) - float(np.log(np.diag(lower)).sum())
-            weights = np.linalg.solve(lower.T, white)
-            candidates.append((likelihood, cls(places, labels, weights, reach, spread, own)))
-        return max(candidates, key=lambda candidate: candidate[0])[1]
+        some = slice(CHOSEN_BY)
+        best = max(CHOICES, key=lambda choice: choice.likelihood(places[some], labels[some], logarithms[some]))
+        lower = best.factor(places, labels)
+        return cls(places, labels, np.linalg.solve(lower.T, np.linalg.solve(lower, logarithms)), best)
 
     def at(self, places: Array, labels: Labels) -> Array:
         """The expected logarithm at other places, shape (calls,)."""
         parts: list[Array] = [np.zeros(0)]
         for i in range(0, len(places), SLICE):
             apart = _distances(places[i : i + SLICE], self.places)
-            same = labels[i : i + SLICE, None] == self.labels[None, :]
-            parts.append(_covariance(apart, same, self.reach, self.spread, self.own) @ self.weights)
+            same = _same(labels[i : i + SLICE], self.labels)
+            parts.append(self.covariance.between(apart, same) @ self.weights)
         return np.concatenate(parts)
+
+
+def _same(first: Labels, second: Labels) -> Array:
+    result: Array = (first[:, None, :] == second[None, :, :]).mean(axis=-1)
+    return result
 
 
 def _distances(first: Array, second: Array) -> Array:
     squares = (first**2).sum(1)[:, None] + (second**2).sum(1)[None, :] - 2 * first @ second.T
     result: Array = np.sqrt(np.maximum(squares, 0.0))
-    return result
-
-
-def _covariance(apart: Array, same: NDArray[np.bool_], reach: float, spread: float, own: float) -> Array:
-    shape = BIAS**2 + spread**2 * np.exp(-apart / reach)
-    result: Array = shape * ((1 - own) + own * same) + BIAS**2 * same
     return result
