@@ -80,7 +80,8 @@ def errors(points: int, device: torch.device, session: Session) -> dict[str, Any
     by_kind = shapes(points, device)
     keys = [key for members in by_kind.values() for key in members]
     ladder, between = moves(session.environment.busy_ranks)
-    known: dict[Key, Timing] = {**session.ops(keys), **session.collectives([*ladder, *between])}
+    known: dict[Key, Timing] = dict(session.ops(keys).items())
+    known.update(session.collectives([*ladder, *between]).items())
     seconds = time.perf_counter() - began
     held = {key for members in by_kind.values() for key in members[HELD_OUT - 1 :: HELD_OUT]} | set(between)
     profile = Profile(session.environment, {key: timing for key, timing in known.items() if key not in held})
