@@ -22,8 +22,8 @@ SPEC = "gpt:layers=4,hidden=64,heads=2,vocab=128,seq=32"
 CONFIGS = ("dp=4,zero=3,microbatch_size=2", "dp=2,tp=2,sp=1,zero=1,recompute=full", "tp=2,dp=2,microbatch_size=8",
            "pp=2,tp=2,microbatch_size=4", "pp=2,dp=2,zero=1,microbatch_size=2,schedule=gpipe",
            "pp=2,dp=2,virtual_stages=2,microbatch_size=1,recompute=full")  # fmt: skip
-LAID_OUT_OTHERWISE = CONFIGS[2]
-"""Between nodes its tied embedding is better split another way than inside one."""
+LAID_OUT_OTHERWISE = CONFIGS[2:4]
+"""Between nodes these are better laid out another way than inside one: their tied embedding, for one."""
 FIGURES = ("step_time_s", "time_by_kind_s", "tokens_per_s", "tflops_per_device", "mfu", "memory_by_category",
            "peak_tensor_bytes", "cost_sources", "exposed_comm_s", "bubble_s", "feasible", "energy_j")  # fmt: skip
 
@@ -45,7 +45,7 @@ def test_check_is_an_estimate_on_the_other_cluster(config: str, tmp_path: Path) 
     checked = autopar.Plan.load(tmp_path / "plan.json").check("2x2xh100-80gb")
     there = estimated(config, "2x2xh100-80gb")
     if checked.stages != there.stages:
-        assert config == LAID_OUT_OTHERWISE
+        assert config in LAID_OUT_OTHERWISE
         assert checked.step_time_s > there.step_time_s
         return
     for name in FIGURES:

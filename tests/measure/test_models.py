@@ -104,6 +104,15 @@ def test_polynomial_stays_where_its_features_end() -> None:
     assert GEMM.beyond.at(coefficients, large) == pytest.approx(GEMM.beyond.at(coefficients, huge))
 
 
+def test_a_call_has_one_price_whatever_is_asked_with_it() -> None:
+    """Alone and among 300 others a product takes the same seconds, to the last digit."""
+    assert GEMM.beyond is not None
+    coefficients, sizes = np.random.default_rng(0).normal(0, 0.1, len(GEMM.beyond.powers)), products(301)
+    together = GEMM.beyond.at(coefficients, sizes)
+    for i in (0, 7, 300):
+        assert GEMM.beyond.at(coefficients, {name: column[i : i + 1] for name, column in sizes.items()}) == together[i]
+
+
 def test_no_call_is_faster_than_its_form_at_best() -> None:
     """However much faster than their form calls are said to be, the rate that bounds searches holds."""
     assert GEMM.beyond is not None

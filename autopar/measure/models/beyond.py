@@ -47,8 +47,10 @@ class Polynomial:
         return np.stack(list(made.values()))
 
     def at(self, coefficients: Array, sizes: Sizes) -> Array:
-        """Logarithm of what seconds are multiplied by, shape (calls,)."""
-        result: Array = coefficients @ self.terms(sizes)
+        """Logarithm of what seconds are multiplied by, shape (calls,): to the last digit whatever else is asked for."""
+        result: Array = np.zeros_like(next(iter(sizes.values())))
+        for coefficient, term in zip(coefficients.tolist(), self.terms(sizes), strict=True):
+            result += coefficient * term  # a product of matrices rounds by how many calls there are
         return result
 
     def through(self, sizes: Sizes, logarithms: Array, expected: Array | None = None) -> Array:
