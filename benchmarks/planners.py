@@ -43,8 +43,8 @@ PROBLEMS = {
     "gpt-1.3b, 8 RTX 4090": (GPT.format(24), 2048, "2x4xrtx4090-24gb", 64),
     "gpt-1.3b, 4 A10": (GPT.format(24), 1024, "4xa10-24gb", 32),
     "llama-7b, 8 A100 of 40 GB": (LLAMA.format(32), 2048, "8xa100-40gb", 64),
-    "llama-7b, 16 A100 on PCIe": (LLAMA.format(32), 2048, "4x4xa100-80gb-pcie", 64),
-    "llama-7b, 16 H100": (LLAMA.format(32), 4096, "2x8xh100-80gb", 64),
+    "llama-7b, 4 A100 on PCIe": (LLAMA.format(32), 2048, "4xa100-80gb-pcie", 32),
+    "llama-7b, 4 H100": (LLAMA.format(32), 4096, "4xh100-80gb", 32),
 }
 ZEROS, RECOMPUTES, MICROBATCHES = (0, 1, 3), ("none", "full"), (1, 2, 4)
 PARTS = {
