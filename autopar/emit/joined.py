@@ -72,7 +72,8 @@ def _rows(graph: OpGraph, firsts: tuple[StagePlan, ...], builder: Builder, team:
     if axes:
         for groups in every:
             groups.group(axes)
-    return Rows(every[team], axes, _weights(graph, every[team], axes, loss), builder.record.global_microbatch)
+    weights = _weights(graph, every[team], axes, loss)
+    return Rows(every[team], axes, weights, builder.record.global_microbatch, piped=True)
 
 
 def _weights(graph: OpGraph, groups: StageGroups, axes: Axes, loss: str) -> Weights:

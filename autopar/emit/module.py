@@ -213,6 +213,7 @@ class ParallelModule(nn.Module):
         if not self._runtimes:
             return torch.zeros((), device=self._device, dtype=self._loss_dtype)
         feed = self._feed(args, inputs)
+        self._rows.require_one_each(feed.batch)
         self._begin()
         feed.draws = [self._draw(feed.batch, k, len(feed.parts)) for k in range(len(feed.parts))]
         total = pipeline.run(feed, train)

@@ -24,13 +24,14 @@ class Rows:
     """Which rows of the global batch a rank is given, and what its microbatches weigh in the loss.
 
     `groups` is this rank's group of devices as the first stage's mesh has it, `data_axes` those of its axes that the
-    rows are dealt over, `planned` the samples of a global microbatch that the plan was made for.
+    rows are dealt over, `planned` the samples of a global microbatch a plan was made for, `piped`: in a pipeline.
     """
 
     groups: StageGroups
     data_axes: Axes
     weights: Weights
     planned: int
+    piped: bool = False
 
     @property
     def ways(self) -> int:
@@ -57,14 +58,22 @@ class Rows:
     def deal(self, graph: OpGraph, values: dict[str, Tensor], count: int) -> tuple[dict[str, Tensor], int]:
         """This rank's rows for `count` microbatches, and the samples of a global one.
 
-        Under a plan for equal parts each rank keeps what it is given, as many as any other. Else the ranks tell each
-        other how many they were given (collective), and pass on what isn't theirs to run.
-        Raises EmitError where the rows of all ranks can't be cut into so many microbatches.
+        The ranks tell each other how many they were given (collective), and pass on what isn't theirs to run. Under a
+        plan for equal parts on accelerators, which this would make wait, each keeps what it is given instead, and all
+        have to be given as many. Raises EmitError where the rows can't be cut into so many microbatches.
         """
         rows = rows_of(graph, values)
-        if is_even(self.planned, 1, [self.groups.sizes[a] for a in self.data_axes]):
+        even = is_even(self.planned, 1, [self.groups.sizes[a] for a in self.data_axes])
+        if self.ways == 1 or (even and self.groups.device.type != "cpu"):
             return values, rows // count * self.ways
         given = self._told(rows)
+        if even and len({*given}) == 1 and not rows % count:
+            return values, rows // count * self.ways
+        if even and self.piped:
+            raise EmitError(
+                f"the ranks passed {', '.join(map(str, given))} samples; under this pipeline all have to pass equally "
+                f"many, a multiple of its {count} microbatches. Leave out what is over."
+            )
         batch, left = divmod(sum(given), count)
         if left:
             raise EmitError(
@@ -74,6 +83,14 @@ class Rows:
         if given != [count * n for n in self.lengths(batch)]:
             values = {name: self._passed_on(graph, name, value, given, count) for name, value in values.items()}
         return values, batch
+
+    def require_one_each(self, batch: int) -> None:
+        """Raise EmitError where a global microbatch has no sample for some rank, as stages wait for one another."""
+        if batch < self.ways:
+            raise EmitError(
+                f"a global microbatch of {batch} samples can't be dealt over the {self.ways} ranks of a stage. "
+                f"Pass more, or leave this batch out."
+            )
 
     def _told(self, rows: int) -> list[int]:
         """How many rows each part was given."""

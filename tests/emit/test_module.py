@@ -260,6 +260,30 @@ def test_dropout_draws_the_same_masks_everywhere(pool: Pool) -> None:
     assert change > 1e-3
 
 
+def short_batches(graph: OpGraph) -> list[str]:
+    pm, full = parallel_mlp(graph, (3,), microbatches=2), batch()
+    for split in ((2, 2, 2, 2), (4, 3, 2, 1), (4, 4, 0, 0), (1, 1, 1, 1)):
+        ends = [sum(split[: i + 1]) for i in range(4)]
+        mine = slice(ends[dist.get_rank()] - split[dist.get_rank()], ends[dist.get_rank()])
+        model = example("mlp")[0]
+        model.zero_grad()
+        loss = model(**{k: t[: ends[-1]] for k, t in full.items()})
+        loss.backward()
+        pm.zero_grad()
+        torch.testing.assert_close(
+            pm.train_step(**{k: t[mine] for k, t in full.items()}), loss.detach(), rtol=1e-12, atol=0
+        )
+        assert_same(whole_gradients(pm), {n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+    with pytest.raises(EmitError, match=r"9 samples on all ranks \(3, 2, 2, 2\) can't be cut into 2"):
+        pm.train_step(**{k: t[: 3 if dist.get_rank() == 0 else 2] for k, t in full.items()})
+    return []
+
+
+def test_a_short_last_batch(pool: Pool) -> None:
+    """However fewer rows are split over the ranks, loss and gradients are the model's; what can't be cut is refused."""
+    pool.run(4, short_batches, traced("mlp"))
+
+
 def whole_gradient(graph: OpGraph, zero: int) -> float:
     def strategy(i: int) -> LayerStrategy:
         found = data_parallel(graph, i, [True, True], zero)
