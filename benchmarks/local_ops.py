@@ -93,7 +93,7 @@ def errors(points: int, device: torch.device, session: Session) -> dict[str, Any
     }
     if between and known.keys() & set(between):
         priced = pricer.collectives(between).seconds.tolist()
-        found["collectives"] = [abs(p / known[k].forward.median_s - 1) for k, p in zip(between, priced, strict=True)]
+        found["collectives"] = [abs(p / known[k].forward_s - 1) for k, p in zip(between, priced, strict=True)]
     return {"errors": found, "seconds": seconds, "failed": [t.failed for t in known.values() if t.failed]}
 
 
