@@ -16,6 +16,7 @@ from math import prod
 from autopar.cost.work import is_pointwise, passes_gradient
 from autopar.graph import DTYPE_BYTES, LayerClass, local_shape
 from autopar.shard.program import Program, Relayout, Step, read_by
+from autopar.shard.put_off import product_with_weight
 from autopar.shard.regions import rerun_regions
 from autopar.shard.saved import inner_saved_bytes, run_again, saved_names
 
@@ -25,12 +26,14 @@ class Activations:
     """Bytes on one device: `saved` for the backward, and the most needed at once beyond that in each pass.
 
     `growing`: in the backward pass if the gradients of parameters are made anew in it and pile up until its end.
+    `put_off`: what gradients of weights are made from, where that is put off: operands and gradients of products.
     """
 
     saved: int
     forward: int
     backward: int
     growing: int
+    put_off: int = 0
 
 
 def activations(
@@ -51,7 +54,9 @@ def activations(
     walk = _Walk(program, batch, held, unread, accumulates)
     ends = [walk.storage[name] for name in (*program.inputs, *program.outputs)]
     saved = walk.bytes_of(walk.saved | {ends[i] for i in promised}) + sum(walk.extra_saved)
-    return Activations(saved, *(max(0, peak - saved) for peak in (walk.forward_peak(), *walk.backward_peaks())))
+    *backward, put_off = walk.backward_peaks()
+    forward, back, growing = (max(0, peak - saved) for peak in (walk.forward_peak(), *backward))
+    return Activations(saved, forward, back, growing, put_off)
 
 
 @lru_cache(maxsize=256)
@@ -171,16 +176,18 @@ class _Walk:
 
     # --- backward -------------------------------------------------------------------------------------------------
 
-    def backward_peaks(self) -> tuple[int, int]:
+    def backward_peaks(self) -> tuple[int, int, int]:
         """Most bytes at once in the backward pass: what is still saved, gradients, and buffers of single ops.
 
-        Without gradients of parameters, and with those that the pass has made so far.
+        Without gradients of parameters, and with those that the pass has made so far. Then the bytes of what gradients
+        of weights are made from: the operands of products, each once, and the gradients that arrive at them.
         """
         read = [n for i, n in enumerate(self.program.outputs) if self._wants(n) and i not in self.unread]
         gradients = {n: (n, self.local_bytes(n)) for n in read}
         rerun: set[range] = set()
         grown: dict[str, int] = {}
-        peak = growing = 0
+        peak = growing = late = 0
+        multiplied: set[str] = set()
         for i in reversed(range(len(self.program.steps))):
             step = self.program.steps[i]
             arriving = [gradients.pop(name) for name, _ in _results(step) if name in gradients]
@@ -194,6 +201,10 @@ class _Walk:
                 waiting = sum(dict([*arriving, *gradients.values()]).values())
                 again = saved + waiting + self._rerun_peak(region)
                 peak, growing = max(peak, again), max(growing, again + sum(grown.values()))
+            roles = None if isinstance(step, Relayout) else product_with_weight(step, self.program)
+            if roles:
+                multiplied.add(self.storage[read_by(step)[roles.x]])
+                late += sum(size for _, size in arriving)
             made = self._gradients_made(step, i, arriving)
             live = dict([*arriving, *gradients.values(), *made.values()])
             saved += self._rerun_bytes(region, i) if region else 0
@@ -203,7 +214,7 @@ class _Walk:
             peak = max(peak, now + (sum(own.values()) if self.accumulates else 0))
             growing = max(growing, now + sum(grown.values()))
             gradients.update(made)
-        return peak, growing
+        return peak, growing, late + sum(map(self.local_bytes, multiplied))
 
     def _rerun_bytes(self, region: range, position: int) -> int:
         """Bytes made anew by a region that its steps up to the one at `position` need in their backward."""

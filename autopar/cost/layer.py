@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from autopar.cost.demand import Demand, DemandTimes, price_demands
 from autopar.cost.memory import LayerMemory
 from autopar.cost.pricer import Pricer, Source
+from autopar.cost.program import weights_alone
 from autopar.cost.sync import exposed_s
 
 
@@ -34,7 +35,8 @@ class LayerFigures:
     """One layer on one device. `micro_s` in every microbatch, `step_s` once a step; both split by kind and by source.
 
     Kinds: `compute`, `recompute`, `communication` (exposed), `optimizer`. `pass_s` splits `micro_s` another way:
-    `forward`, `backward` and `recompute` without communication, `forward communication`, `backward communication`.
+    `forward`, `backward` and `recompute` without communication, `forward communication`, `backward communication`. Of
+    `backward`, gradients of weights that can be made apart take `weight_s`.
     """
 
     micro_s: float
@@ -45,6 +47,7 @@ class LayerFigures:
     micro_by_source_s: Mapping[Source, float] = field(hash=False)
     step_by_source_s: Mapping[Source, float] = field(hash=False)
     pass_s: Mapping[str, float] = field(hash=False)
+    weight_s: float
     work: LayerWork = field(hash=False, compare=False, repr=False)
 
     @property
@@ -66,14 +69,14 @@ class LayerFigures:
         micro, step = times(self.micro_by_kind_s), times(self.step_by_kind_s)
         return replace(
             self, micro_s=sum(micro.values()), step_s=sum(step.values()), micro_by_kind_s=micro, step_by_kind_s=step,
-            pass_s=times(self.pass_s),
+            pass_s=times(self.pass_s), weight_s=factor * self.weight_s,
         )  # fmt: skip
 
 
 def figures_of(work: LayerWork, pricer: Pricer) -> LayerFigures:
     """Price the work of a layer on the pricer's cluster."""
     parts = (work.calls, work.passing, work.micro_sync, work.rerun, work.step_sync, work.optimizer)
-    return _add_up(price_demands(parts, pricer), work, pricer.cluster.device.overlap)
+    return _add_up(price_demands((*parts, *weights_alone(work.calls)), pricer), work, pricer.cluster.device.overlap)
 
 
 def _add_up(times: DemandTimes, work: LayerWork, overlap: float) -> LayerFigures:
@@ -99,7 +102,9 @@ def _add_up(times: DemandTimes, work: LayerWork, overlap: float) -> LayerFigures
     step_sources: dict[Source, float] = {}
     for source, seconds in times.by_source.items():
         micro_sources[source] = float(seconds[:4].sum())
-        step_sources[source] = float(seconds[4:].sum())
+        step_sources[source] = float(seconds[4:6].sum())
+    weights_s = backward[6] + backward[7] / 2
     return LayerFigures(
-        sum(passes.values()), sum(step.values()), work.memory, micro, step, micro_sources, step_sources, passes, work
-    )
+        sum(passes.values()), sum(step.values()), work.memory, micro, step, micro_sources, step_sources, passes,
+        weights_s, work,
+    )  # fmt: skip

@@ -25,7 +25,8 @@ class LayerMemory:
     then to the step's end. `saved`: kept for the backward of one microbatch. `transient`: the most needed at once
     beyond that while the layer runs forward or backward. `step`: temporaries when gradients are reduced, of the largest
     layer at a time; `update`: temporaries of the optimizer, of all layers at once. `inputs`: of the batch, in the layer
-    that reads it first.
+    that reads it first. `put_off`: what waits to become one microbatch's gradients of weights where these are made
+    apart.
     """
 
     parameters: int
@@ -37,6 +38,7 @@ class LayerMemory:
     update: int
     reduced: int = 0
     inputs: int = 0
+    put_off: int = 0
 
 
 def layer_memory(
@@ -75,6 +77,7 @@ def layer_memory(
         step=max(_bucket_bytes(parameters, policy, model_share), gathers.scattered if staged else 0),
         update=_update_bytes(parameters, policy, optimizer),
         reduced=round(sum(s.reduced for s in states)),
+        put_off=walked.put_off,
     )
 
 

@@ -15,6 +15,7 @@ from autopar.graph import DTYPE_BYTES, LayerClass, Op, OpKey
 from autopar.plan import MeshAxis
 from autopar.shard.localize import op_key
 from autopar.shard.program import Call, Program, Relayout
+from autopar.shard.put_off import is_product
 from autopar.shard.rules import inner_collectives, inner_collectives_backward
 from autopar.shard.saved import run_again
 
@@ -55,6 +56,20 @@ def layer_demand(program: Program, layer: LayerClass, batch: int, mesh: Sequence
 def rerun_demand(program: Program, layer: LayerClass, batch: int, mesh: Sequence[MeshAxis]) -> Demand:
     """Demand of what runs again in the backward pass of a lowered layer."""
     return rerun_of(program, step_demands(program, layer, batch, mesh))
+
+
+def weights_alone(calls: Demand) -> tuple[Demand, Demand]:
+    """Products whose backward pass makes gradients of weights alone, and those where these are half of its FLOPs.
+
+    Told by operands that want a gradient: the last of two dims that a product has counts as a weight.
+    """
+    found: tuple[list[OpKey], list[OpKey]] = ([], [])
+    for key in calls.ops:
+        if is_product(key.target):
+            *others, weight = [o for o in tensor_arguments(key) if len(o.shape) > 1]
+            if others and weight.requires_grad and len(weight.shape) == 2:
+                found[others[0].requires_grad].append(key)
+    return Demand(ops=tuple(found[0])), Demand(ops=tuple(found[1]))
 
 
 def rerun_of(program: Program, demands: Sequence[Demand]) -> Demand:

@@ -46,6 +46,23 @@ def in_flight(shape: Shape) -> tuple[int, ...]:
     return tuple(most)
 
 
+@lru_cache(maxsize=4096)
+def weights_behind(shape: Shape) -> tuple[int, ...]:
+    """For each stage, of how many microbatches gradients of weights are made when its group has sent all gradients on.
+
+    That is after the last backward pass of the group's first stage.
+    """
+    found = [0] * shape.stages
+    for group in range(shape.groups if shape.schedule in SPLIT else 0):
+        first = shape.stages_of(group)[0]
+        for work in reversed(works(shape, group)):
+            if work.kind == Kind.WEIGHT:
+                found[work.stage] += 1
+            elif work.stage == first and not work.kind.is_forward:
+                break
+    return tuple(found)
+
+
 class Holding(NamedTuple):
     """What a group of devices holds as its chunk `chunk` runs the backward pass of a microbatch.
 

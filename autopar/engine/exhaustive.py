@@ -129,15 +129,21 @@ def _at_run(
 ) -> int:
     """What is held beside the static bytes while run `r` of the backward's chunk is passed."""
     held = backward.held_bytes
+    late = backward.put_off or (0,) * len(backward.saved)
     for k, run in enumerate(problem.runs):
         done = run.chunk == backward.chunk and k > r  # this microbatch has left it: its gradients exist
         held += (backward.saved[run.chunk] - done) * total("saved_bytes", [k])
+        held += (late[run.chunk] + (done and backward.puts_off)) * total("put_off_bytes", [k])
         held += total("grad_bytes", [k]) if done or backward.grown[run.chunk] else 0
     own = problem.runs[r].choices
     transient = [int(own.transient_bytes[c]) for c in picks[r]]
-    if not backward.grown[backward.chunk]:
-        # layer by layer gradients take the place of saved bytes; the layer that is passed holds both
-        pairs = [(int(own.saved_bytes[c]), int(own.grad_bytes[c])) for c in picks[r]]
+    grows, parts = not backward.grown[backward.chunk], backward.puts_off
+    if grows or parts:
+        # layer by layer gradients, and what is put off, take the place of saved bytes; the layer passed holds both
+        pairs = [
+            (int(own.saved_bytes[c]), grows * int(own.grad_bytes[c]) + parts * int(own.put_off_bytes[c]))
+            for c in picks[r]
+        ]
         held += sum(max(pair) for pair in pairs) - sum(saved for saved, _ in pairs)
         transient = [t + min(pair) for t, pair in zip(transient, pairs, strict=True)]
     return held + max(transient)

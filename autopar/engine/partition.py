@@ -12,13 +12,20 @@ S_{i+1} = S_i + t_i <= S_i + (T - S_i) / m = (1 - 1/m) S_i + T / m, so that by i
 
     step time >= tau / (1 - (1 - 1/m)^p).
 
+A schedule may put off a part w_i <= share * t_i of the backward pass (gradients of weights), of late_i microbatches
+until after the last gradient has gone on to the stage before. As the way through a stage takes t_i - w_i at least,
+
+    step time >= max over i of  (1 - share) (t_0 + ... + t_{i-1}) + (m - share late_i) t_i                       (**)
+
+and with the sum alone S_{i+1} = S_i + (T - (1 - share) S_i) / (m - share late_i) at most, and T >= m tau / p.
+
 Partitions are enumerated best-first (Hart, Nilsson, Raphael, 1968); what is left of the chain is estimated by a dynamic
 programme over its suffixes (as in PipeDream, 2019), which is exact, so that no partition is looked at in vain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 
 import numpy as np
@@ -26,26 +33,35 @@ import numpy as np
 from autopar.engine.stack_problem import Floats
 
 
-def least_step_s(total_s: float, num_microbatches: int, stages: int) -> float:
-    """Seconds that no step of a pipeline can beat whose stages together take `total_s` on a microbatch."""
-    return total_s / (1.0 - (1.0 - 1.0 / num_microbatches) ** stages)
+def least_step_s(total_s: float, num_microbatches: int, late: Sequence[int], share: float = 0.0) -> float:
+    """Seconds that no step of a pipeline can beat whose stages together take `total_s` on a microbatch.
+
+    No more than `share` of a stage's seconds is put off, of `late[i]` microbatches in stage i.
+    """
+    done = 0.0
+    for count in late:
+        done += (1.0 - (1.0 - share) * done) / (num_microbatches - share * count)
+    return total_s * max(1.0 / done, num_microbatches / len(late))
 
 
 def bound_s(loads: Floats, spans: Floats) -> float:
-    """The least of (*) over all partitions; inf if there is none."""
-    return float(_suffixes(loads, spans)[0][0])
+    """No partition is better than this; inf if there is none."""
+    return float(max(_suffixes(one, other)[0][0] for one, other in zip(loads, spans, strict=True)))
 
 
 def partitions(loads: Floats, spans: Floats) -> Iterator[tuple[float, tuple[int, ...]]]:
     """All partitions of n units into p stages as (bound, p + 1 cuts from 0 to n), in order of the bound.
 
-    `loads[i, a, b]`: seconds a step of stage i on units a to b - 1, `spans[i, a, b]`: seconds of one microbatch; both
-    (p, n + 1, n + 1), inf where the stage can't be, loads no less than spans. The bound is the largest over i of the
-    spans before i and the load of i. Equal bounds come in a fixed order.
+    `loads[k, i, a, b]`: seconds a step of stage i on units a to b - 1, `spans[k, i, a, b]`: seconds of one microbatch;
+    both (K, p, n + 1, n + 1), inf where the stage can't be, loads no less than spans. The bound is the largest over i,
+    and over the K ways to reckon, of the spans before i and the load of i. Equal bounds come in a fixed order.
     """
-    stages, last = loads.shape[0], loads.shape[1] - 1
-    suffix = _suffixes(loads, spans)
-    heap: list[tuple[float, int, tuple[int, ...], float, float]] = [(float(suffix[0][0]), 0, (0,), 0.0, 0.0)]
+    stages, last = loads.shape[1], loads.shape[2] - 1
+    suffix = np.array([_suffixes(one, other) for one, other in zip(loads, spans, strict=True)])
+    begin = (0.0,) * len(loads)
+    heap: list[tuple[float, int, tuple[int, ...], float, tuple[float, ...]]] = [
+        (float(suffix[:, 0, 0].max()), 0, (0,), 0.0, begin)
+    ]
     while heap:
         bound, depth, cuts, reached, before = heappop(heap)
         if not np.isfinite(bound):
@@ -54,12 +70,13 @@ def partitions(loads: Floats, spans: Floats) -> Iterator[tuple[float, tuple[int,
         if stage == stages:
             yield bound, cuts
             continue
-        most = np.maximum(reached, before + loads[stage, start])
-        spent = before + spans[stage, start]
-        bounds = np.maximum(most, spent + suffix[stage + 1])
+        so_far = np.array(before)[:, None]
+        most = np.maximum(reached, (so_far + loads[:, stage, start]).max(axis=0))
+        spent = so_far + spans[:, stage, start]
+        bounds = np.maximum(most, (spent + suffix[:, stage + 1]).max(axis=0))
         for end in np.flatnonzero(np.isfinite(bounds)).tolist():
             if stage + 1 < stages or end == last:
-                entry = (float(bounds[end]), depth - 1, (*cuts, end), float(most[end]), float(spent[end]))
+                entry = (float(bounds[end]), depth - 1, (*cuts, end), float(most[end]), tuple(spent[:, end].tolist()))
                 heappush(heap, entry)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import cached_property
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from autopar.engine.errors import ProblemError
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
+Amount = TypeVar("Amount", int, Ints)
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,16 @@ class Backward:
 
     `saved[c]`: of how many microbatches chunk c holds what it saved, the running one included. `grown[c]`: whether its
     gradients exist from an earlier microbatch; if not they come into being as this one passes. `held_bytes`: besides.
+    Where gradients of weights are put off, `put_off[c]` counts the other microbatches of which what they are made from
+    still waits in chunk c (none unless given); of the running one it will if it `puts_off`.
     """
 
     chunk: int
     saved: tuple[int, ...]
     grown: tuple[bool, ...]
     held_bytes: int = 0
+    put_off: tuple[int, ...] = ()
+    puts_off: bool = False
 
 
 class Moment(NamedTuple):
@@ -45,7 +50,8 @@ REDUCING, UPDATING = Moment(None, -2), Moment(None, -1)
 class Held(NamedTuple):
     """How many times a layer's bytes are held at a moment.
 
-    `growing`: beside the others either its gradients or one microbatch's saved bytes, of one layer both.
+    `changing`: besides one microbatch's saved bytes, or what they turn into where that is more, of one layer both: its
+    gradients (`growing`) and what waits to become gradients of weights (`parting`).
     """
 
     saved: int
@@ -53,6 +59,18 @@ class Held(NamedTuple):
     reduced: int = 0
     update: int = 0
     growing: bool = False
+    put_off: int = 0
+    parting: bool = False
+
+    @property
+    def changing(self) -> bool:
+        """Whether one microbatch's saved bytes turn into something else."""
+        return self.growing or self.parting
+
+    def turned(self, saved: Amount, gradients: Amount, put_off: Amount) -> tuple[Amount, Amount]:
+        """Of a layer that is `changing`, the bytes that it holds besides, and those that it alone holds on top."""
+        into = gradients * self.growing + put_off * self.parting
+        return np.maximum(saved, into), np.minimum(saved, into)
 
 
 def moments_of(backwards: Sequence[Backward], chunks: Sequence[int]) -> tuple[Moment, ...]:
@@ -67,11 +85,14 @@ def held_at(moment: Moment, run: int, chunk: int) -> Held:
     if backward is None:
         return Held(0, 1) if moment == REDUCING else Held(0, 0, reduced=1, update=1)
     saved, grown = backward.saved[chunk], backward.grown[chunk]
+    late = backward.put_off[chunk] if backward.put_off else 0
     if chunk != backward.chunk or run < moment.run:
-        return Held(saved, int(grown))
+        return Held(saved, int(grown), put_off=late)
     if run > moment.run:
-        return Held(saved - 1, 1)
-    return Held(saved, 1) if grown else Held(saved - 1, 0, growing=True)
+        return Held(saved - 1, 1, put_off=late + backward.puts_off)
+    if grown and not backward.puts_off:
+        return Held(saved, 1, put_off=late)
+    return Held(saved - 1, int(grown), growing=not grown, put_off=late, parting=backward.puts_off)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,8 +104,9 @@ class Choices:
     they are reduced, `reduced_bytes` (as many unless given) from then on; `saved_bytes`: kept for the backward of one
     microbatch; `transient_bytes`: the layer's largest temporary; `step_bytes`: its temporaries as gradients are
     reduced, of which only the largest layer's exist at once; `update_bytes`: those of the optimizer, of all layers at
-    once. `ties` (C, T): the value chosen for tie t, -1 where the choice has none; all layers that have a value for a
-    tie must have the same. Raises ProblemError on columns that don't fit.
+    once; `put_off_bytes` (none unless given): what waits to become a microbatch's gradients of weights. `ties` (C, T):
+    the value chosen for tie t, -1 where the choice has none; all layers that have a value for a tie must have the same.
+    Raises ProblemError on columns that don't fit.
     """
 
     entry: Ints
@@ -99,12 +121,14 @@ class Choices:
     ties: Ints = field(default_factory=lambda: np.empty((0, 0), dtype=np.int64))
     update_bytes: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     reduced_bytes: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    put_off_bytes: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     def __post_init__(self) -> None:
         if not self.ties.size:
             object.__setattr__(self, "ties", np.empty((len(self.entry), 0), dtype=np.int64))
-        if not self.update_bytes.size:
-            object.__setattr__(self, "update_bytes", np.zeros(len(self.entry), dtype=np.int64))
+        for name in ("update_bytes", "put_off_bytes"):
+            if not getattr(self, name).size:
+                object.__setattr__(self, name, np.zeros(len(self.entry), dtype=np.int64))
         if not self.reduced_bytes.size:
             object.__setattr__(self, "reduced_bytes", self.grad_bytes)
         for column in fields(self):
@@ -123,14 +147,17 @@ class Choices:
         """(C,) bytes that one layer of each choice holds."""
         found = self.static_bytes + self.grad_bytes * times.gradients + self.saved_bytes * times.saved
         found = found + self.reduced_bytes * times.reduced + self.update_bytes * times.update
-        return found + np.maximum(self.grad_bytes, self.saved_bytes) if times.growing else found
+        found = found + self.put_off_bytes * times.put_off if times.put_off else found
+        return found + self._turned(times)[0] if times.changing else found
 
-    def extra(self, moment: Moment, growing: bool) -> Ints:
+    def extra(self, moment: Moment, times: Held) -> Ints:
         """(C,) bytes that one layer alone holds on top while its run is at a moment."""
         if moment.backward is None:
             return self.step_bytes if moment == REDUCING else np.zeros_like(self.step_bytes)
-        both = np.minimum(self.grad_bytes, self.saved_bytes)
-        return self.transient_bytes + both if growing else self.transient_bytes
+        return self.transient_bytes + self._turned(times)[1] if times.changing else self.transient_bytes
+
+    def _turned(self, times: Held) -> tuple[Ints, Ints]:
+        return times.turned(self.saved_bytes, self.grad_bytes, self.put_off_bytes)
 
     def take(self, rows: Ints) -> Choices:
         """The choices of the given rows, in that order."""
@@ -205,8 +232,8 @@ class StackProblem:
         found = []
         for moment in self.moments:
             runs = range(len(self.runs)) if moment.backward is None else (moment.run,)
-            growing = {r: held_at(moment, r, self.runs[r].chunk).growing for r in runs}
-            found.append({r: self.runs[r].choices.extra(moment, grows) for r, grows in growing.items()})
+            times = {r: held_at(moment, r, self.runs[r].chunk) for r in runs}
+            found.append({r: self.runs[r].choices.extra(moment, held) for r, held in times.items()})
         return found
 
 

@@ -58,7 +58,7 @@ def _pipeline(solved: SolvedPipeline, asked_bytes: int | None) -> Outline:
     shape, size = solved.shape, prod(solved.setting.sizes)
     stages, layers, first = [], [], 0
     for number, part in enumerate(solved.stages):
-        group, lap = number % shape.groups, number // shape.groups
+        group, lap = shape.group_of(number), number // shape.groups
         devices = range(group * size, (group + 1) * size)
         stages.append(_stage(first, devices, solved.setting.mesh, ((p.column, p.count) for p in part.parts)))
         first += len(stages[-1].assignment)
@@ -67,7 +67,7 @@ def _pipeline(solved: SolvedPipeline, asked_bytes: int | None) -> Outline:
     there = [pricer.cluster.device for pricer in solved.ground.pricers]
     alone = [
         predict(
-            [x for own in layers[g :: shape.groups] for x in own], shape.num_microbatches,
+            [x for s in shape.stages_of(g) for x in layers[s]], shape.num_microbatches,
             there[g].reserve_bytes, group.backwards, group.inputs_bytes,
         )
         for g, group in enumerate(solved.groups)

@@ -22,6 +22,7 @@ from autopar.engine.stack_problem import Backward, Choices, Floats, Run, StackPr
 from autopar.formulate.chains import Chains
 from autopar.formulate.columns import Column
 from autopar.formulate.ladder import ONLY_BYTES
+from autopar.formulate.piped import Passes
 from autopar.formulate.stages import Units, batch_bytes
 from autopar.graph import Layout
 from autopar.plan import data_axes_of
@@ -73,6 +74,16 @@ class StagePart:
         """Seconds once a step."""
         return sum(p.column.figures.step_s * p.count for p in self.parts)
 
+    @property
+    def weight_s(self) -> float:
+        """Seconds of a microbatch's backward pass in which gradients of weights are made that can be made apart."""
+        return sum(p.column.figures.weight_s * p.count for p in self.parts)
+
+    @property
+    def seconds(self) -> Passes:
+        """Seconds of its passes."""
+        return Passes(self.forward_s, self.backward_s, self.step_s, self.weight_s)
+
 
 @dataclass(frozen=True)
 class GroupPlan:
@@ -100,11 +111,14 @@ class Seam:
 class Ranges:
     """Bounds (n + 1, n + 1) for every range of units as a stage.
 
-    `micro_s`: least seconds of a microbatch. `priced`: by price per byte and number in flight (this many or more),
-    least seconds of all microbatches and price of the bytes; `held_bytes`: least bytes with one in flight.
+    `micro_s`: least seconds of a microbatch, `forward_s` of its forward pass; no more than `weight_share` of a layer's
+    make gradients of weights apart. `priced`: by price per byte and number in flight (this many or more), least seconds
+    of all microbatches and price of the bytes; `held_bytes`: least bytes with one in flight.
     """
 
     micro_s: Floats
+    forward_s: Floats
+    weight_share: float
     priced: dict[float, dict[int, Floats]]
     held_bytes: Floats
     limit_bytes: int
@@ -169,7 +183,15 @@ class StageBook:
         held = costs[prices.index((ONLY_BYTES, chains.in_flight[0], 1.0))]
         self.least_bytes = float(np.min(held[0, 1:]))
         free = priced[0.0][chains.in_flight[0]]
-        return Ranges(free / chains.setting.num_microbatches, priced, held, limit)
+        forward_s, share = self._least_forward_s(), chains.weight_share
+        return Ranges(free / chains.setting.num_microbatches, forward_s, share, priced, held, limit)
+
+    def _least_forward_s(self) -> Floats:
+        """(n + 1, n + 1): seconds that no forward pass through a range can beat."""
+        counts = [run.count for run in self.chains.runs]
+        at = np.cumsum([0.0, *np.repeat(self.chains.least_forward_s, counts)])[[*self.units.starts]]
+        found: Floats = np.maximum(at[None, :] - at[:, None], 0.0)
+        return found
 
     def _range_costs(self, steps: Sequence[Floats]) -> Floats:
         """(P, n + 1, n + 1): least cost of each range of units at each of P prices; `steps[r]` (P, S, S) of a layer.
@@ -288,21 +310,24 @@ class StageBook:
     def _backward(self, chunks: Sequence[Chunk], holding: Holding, seam: Seam) -> Backward:
         """With what is held of what the chunks received and sent for each microbatch in flight.
 
-        Where a device runs several chunks, torch lets go of what has been sent, forward and back, at the step's end.
+        Where a device runs several chunks, or the backward pass in two halves, torch lets go of what has been sent,
+        forward and back, at the step's end. What was received waits for gradients of weights with what is put off.
         """
         count = self.chains.setting.num_microbatches
+        lasting = len(chunks) > 1 or bool(holding.put_off)
+        late = holding.put_off or (0,) * len(chunks)
         held = 0
-        for saved, chunk in zip(holding.saved, chunks, strict=True):
+        for saved, waiting, chunk in zip(holding.saved, late, chunks, strict=True):
             received, sent = self._held_bytes(chunk.first, True, seam), self._held_bytes(chunk.end, False, seam)
-            held += saved * (received + sent)
-            if len(chunks) > 1:
+            held += saved * (received + sent) + waiting * self.seam_bytes(chunk.first, seam)
+            if lasting:
                 held += (count - saved) * self.seam_bytes(chunk.end, seam) + count * self.seam_bytes(chunk.first, seam)
         # the gradient that has come for what was sent; and what the schedule still refers to of what it sent last: one
         # more on either side, back only where an earlier microbatch has been
         held += 2 * self.seam_bytes(chunks[holding.chunk].end, seam)
-        if len(chunks) == 1 and holding.grown[0]:
+        if not lasting and holding.grown[0]:
             held += self.seam_bytes(chunks[0].first, seam)
-        return Backward(holding.chunk, holding.saved, holding.grown, held)
+        return Backward(holding.chunk, holding.saved, holding.grown, held, holding.put_off, holding.puts_off)
 
     def _choices_of(self, run: int, tie: int) -> tuple[list[int], Choices]:
         """Columns of a run that keep tied parameters as told, and their figures."""

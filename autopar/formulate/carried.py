@@ -36,6 +36,7 @@ def layer_costs(
             {str(kind): seconds for kind, seconds in part.figures.step_by_kind_s.items()},
             asdict(part.figures.memory),
             tuple(_text(getattr(part.figures.work, name), numbers) for name in WORK),
+            part.figures.weight_s,
         )
         for stage, layers in enumerate(stages)
         for part in layers

@@ -95,6 +95,17 @@ class Chains:
             for around, before, behind in ends
         )
 
+    @property
+    def weight_share(self) -> float:
+        """No more of the seconds of any layer priced so far makes gradients of weights apart (`SpaceCosts`)."""
+        return max((costs.weight_share for costs in self._costs.values()), default=0.0)
+
+    @property
+    def least_forward_s(self) -> list[float]:
+        """For each run, seconds that no forward pass of a layer can beat; 0 where it isn't priced."""
+        found = [self._costs.get(replace(alike(run.around), passing=())) for run in self.runs]
+        return [0.0 if costs is None else costs.least_forward_s for costs in found]
+
     # --- prices ---------------------------------------------------------------------------------------------------
 
     @property

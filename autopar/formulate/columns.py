@@ -49,6 +49,7 @@ def choices_of(columns: Sequence[Column], states: Mapping[Layout, int]) -> Choic
         ties=_ints(c.tie for c in columns)[:, None],
         update_bytes=_ints(m.update for m in memory),
         reduced_bytes=_ints(m.reduced for m in memory),
+        put_off_bytes=_ints(m.put_off for m in memory),
     )
 
 

@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from autopar.cost.orders import Shape
 from autopar.cost.schedule import Simulation, simulate
 from autopar.formulate.ground import Ground
 from autopar.formulate.predict import Prediction
 from autopar.plan import Between
+
+
+class Passes(NamedTuple):
+    """Seconds of a stage: forward and backward in a microbatch, once a step, and of backward for weights apart."""
+
+    forward_s: float
+    backward_s: float
+    step_s: float
+    weight_s: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,14 +37,14 @@ class PipedTime:
     shared_s: tuple[float, ...]
 
 
-def run(shape: Shape, passes_s: Sequence[tuple[float, float, float]], between: Between, ground: Ground) -> PipedTime:
-    """Simulate a step. `passes_s`: of each stage seconds forward, backward (a microbatch) and once a step."""
+def run(shape: Shape, stages: Sequence[Passes], between: Between, ground: Ground) -> PipedTime:
+    """Simulate a step of stages that take so long."""
     cut_s = _cut_s(shape, between, ground)
     shared_s = _shared_s(shape, between, ground)
-    forward, backward, step = ([p[i] for p in passes_s] for i in range(3))
-    step = [s + (shared_s[i] if i < shape.groups else 0.0) for i, s in enumerate(step)]
-    found = simulate(shape, forward, backward, cut_s, step)
-    at_once = simulate(shape, forward, backward, [0.0] * len(cut_s), step)
+    forward, backward, step, weights = zip(*stages, strict=True)
+    step = tuple(s + (shared_s[i] if i < shape.groups else 0.0) for i, s in enumerate(step))
+    found = simulate(shape, forward, backward, cut_s, step, weights)
+    at_once = simulate(shape, forward, backward, [0.0] * len(cut_s), step, weights)
     return PipedTime(found, cut_s, max(0.0, found.step_time_s - at_once.step_time_s), shared_s)
 
 
@@ -56,8 +66,12 @@ def add_up(alone: Sequence[Prediction], time: PipedTime) -> Prediction:
 
 
 def _cut_s(shape: Shape, between: Between, ground: Ground) -> tuple[float, ...]:
-    ends = [(i % shape.groups, (i + 1) % shape.groups) for i in range(len(between.cut_bytes))]
-    return tuple(ground.seconds("broadcast", size, pair) for size, pair in zip(between.cut_bytes, ends, strict=True))
+    """Seconds of sending to the next stage; none where it is on the same devices."""
+    ends = [(shape.group_of(i), shape.group_of(i + 1)) for i in range(len(between.cut_bytes))]
+    return tuple(
+        ground.seconds("broadcast", size, pair) if pair[0] != pair[1] else 0.0
+        for size, pair in zip(between.cut_bytes, ends, strict=True)
+    )
 
 
 def _shared_s(shape: Shape, between: Between, ground: Ground) -> tuple[float, ...]:

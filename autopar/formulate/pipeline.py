@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from autopar.cost.orders import Shape
-from autopar.cost.schedule import holdings
+from autopar.cost.schedule import holdings, weights_behind
 from autopar.engine.partition import bound_s, least_step_s, partitions
 from autopar.engine.stack_problem import Floats
 from autopar.formulate.book import Chunk, GroupPlan, Ranges, Seam, StageBook, StagePart
@@ -20,6 +20,7 @@ from autopar.formulate.stages import even_cuts
 from autopar.formulate.tables import Setting
 from autopar.graph import DTYPE_BYTES
 from autopar.plan import Between
+from autopar.schedules import SPLIT
 
 CANDIDATES = 24
 """Partitions simulated at most for one seam."""
@@ -105,7 +106,8 @@ class PipelineScenario:
         shape = self.shape
         if self._fixed is not None or len(set(self.books)) > 1:
             return shape.num_microbatches * self.ideal_s / shape.groups
-        return least_step_s(self.ideal_s, shape.num_microbatches, shape.groups)
+        share = 1 / 3 if shape.schedule in SPLIT else 0.0  # of the FLOPs of a product with a weight
+        return least_step_s(self.ideal_s, shape.num_microbatches, weights_behind(shape), share)
 
     def first_bound_s(self) -> float:
         """A bound from the longest run of layers alone, at less cost; inf where no plan is legal."""
@@ -126,22 +128,33 @@ class PipelineScenario:
         return self.cuts
 
     def _bounds(self, ranges: Sequence[Ranges]) -> tuple[Floats, Floats]:
-        """Of each stage, which is a group, by the ranges of the group."""
+        """Of each stage, which is a group, by the group's ranges; in two ways where passes of weights are apart."""
         by_count: dict[tuple[Ranges, int], Floats] = {}
         for key in zip(ranges, self._in_flight, strict=True):
             if key not in by_count:
                 by_count[key] = key[0].load(key[1])
         loads = np.stack([by_count[key] for key in zip(ranges, self._in_flight, strict=True)])
-        return loads, np.stack([own.micro_s for own in ranges])
+        spans = np.stack([own.micro_s for own in ranges])
+        if self.shape.schedule not in SPLIT:
+            return loads[None], spans[None]
+        ahead = np.where(np.isfinite(spans), np.stack([own.forward_s for own in ranges]), np.inf)
+        share = np.array([own.weight_share for own in ranges])[:, None, None]
+        kept_up = 1 - share * np.array(weights_behind(self.shape))[:, None, None] / self.shape.num_microbatches
+        return np.stack([loads, kept_up * loads]), np.stack([ahead, (1 - share) * spans])
 
     def _fixed_bound(self, cuts: Cuts, ranges: Sequence[Ranges]) -> float:
         """Each group waits for the stages before it and then has all its chunks to do."""
-        groups = self.shape.groups
-        span = [float(ranges[s % groups].micro_s[a, b]) for s, (a, b) in enumerate(pairwise(cuts))]
-        return max(
-            sum(span[:g]) + ranges[g].joint_load(chunks, self._in_flight[g::groups])
-            for g, chunks in enumerate(self._chunks(cuts))
-        )
+        found, before, ahead = [], 0.0, 0.0
+        for g, chunks in enumerate(self._chunks(cuts)):
+            own, stages = ranges[g], self.shape.stages_of(g)
+            load = own.joint_load(chunks, [self._in_flight[s] for s in stages])
+            share = own.weight_share if self.shape.schedule in SPLIT else 0.0
+            late = max(weights_behind(self.shape)[s] for s in stages)
+            found += [ahead + load, before + (1 - share * late / self.shape.num_microbatches) * load]
+            first, end = chunks[0].first, chunks[0].end
+            before += (1 - share) * float(own.micro_s[first, end])
+            ahead += float(own.forward_s[first, end])
+        return max(found)
 
     @cached_property
     def _in_flight(self) -> tuple[int, ...]:
@@ -152,7 +165,9 @@ class PipelineScenario:
         shape, found = self.shape, [0] * self.shape.stages
         for group in range(shape.groups):
             full = [h.saved for h in holdings(shape, group) if shape.num_microbatches == 1 or all(h.grown)]
-            found[group :: shape.groups] = max(full, key=sum, default=(0,) * shape.chunks)
+            most = max(full, key=sum, default=(0,) * shape.chunks)
+            for stage, saved in zip(shape.stages_of(group), most, strict=True):
+                found[stage] = saved
         return tuple(found)
 
     # --- exact ----------------------------------------------------------------------------------------------------
@@ -197,7 +212,7 @@ class PipelineScenario:
     def _chunks(self, cuts: Cuts) -> list[tuple[Chunk, ...]]:
         """Chunks of each group."""
         stages = [Chunk(a, b) for a, b in pairwise(cuts)]
-        return [tuple(stages[g :: self.shape.groups]) for g in range(self.shape.groups)]
+        return [tuple(stages[s] for s in self.shape.stages_of(g)) for g in range(self.shape.groups)]
 
     def _solved(self, group: int, chunks: Sequence[Chunk], seam: Seam, cutoff_s: float) -> GroupPlan | None:
         book = self.books[group]
@@ -249,18 +264,22 @@ class PipelineScenario:
         exact[stage, chunk.first, chunk.end] = plan
         place = stage, chunk.first, chunk.end
         if plan is None:
-            loads[place] = spans[place] = np.inf
+            loads[(slice(None), *place)] = spans[(slice(None), *place)] = np.inf
             return
         (part,) = plan.chunks
         micro = part.forward_s + part.backward_s
-        loads[place] = self.shape.num_microbatches * micro
-        spans[place] = micro
+        loads[0][place], spans[0][place] = self.shape.num_microbatches * micro, micro
+        if self.shape.schedule in SPLIT:
+            late = weights_behind(self.shape)[stage]
+            spans[0][place] = part.forward_s
+            loads[1][place] = self.shape.num_microbatches * micro - late * part.weight_s
+            spans[1][place] = micro - part.weight_s
 
     def _simulated(self, groups: Sequence[GroupPlan], seam: Seam) -> SolvedPipeline:
         shape, setting = self.shape, self.book.chains.setting
         stages = _in_order(groups, shape)
         between = self._between(stages, seam)
-        seconds = [(s.forward_s, s.backward_s, s.step_s) for s in stages]
+        seconds = [stage.seconds for stage in stages]
         found = run(shape, seconds, between, self.ground)
         return SolvedPipeline(shape, setting, tuple(groups), found, between, self.ground)
 
@@ -270,7 +289,7 @@ class PipelineScenario:
         size: dict[str, int] = {}
         for i, stage in enumerate(stages):
             for name, held in self._tied_bytes(stage):
-                users.setdefault(name, set()).add(i % self.shape.groups)
+                users.setdefault(name, set()).add(self.shape.group_of(i))
                 size[name] = held
         shared = [name for name, groups in users.items() if len(groups) > 1]
         return Between(
@@ -296,4 +315,4 @@ class PipelineScenario:
 
 
 def _in_order(groups: Sequence[GroupPlan], shape: Shape) -> list[StagePart]:
-    return [groups[s % shape.groups].chunks[s // shape.groups] for s in range(shape.stages)]
+    return [groups[shape.group_of(s)].chunks[s // shape.groups] for s in range(shape.stages)]

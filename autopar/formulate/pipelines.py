@@ -37,9 +37,8 @@ from autopar.formulate.stages import Units, block_indices, even_cuts
 from autopar.formulate.tables import Setting
 from autopar.graph import Layout, OpGraph
 from autopar.plan import MeshAxis
-from autopar.schedules import SPLIT
 
-SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("gpipe", 1))
+SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("gpipe", 1), ("zb", 1), ("zbv", 2))
 """Schedules that are searched, with the chunks of the model on each group of devices. More chunks than two gained less
 than the search for them took (0.2 % on 70B dims); hand-written plans may have them."""
 
@@ -168,13 +167,8 @@ class Pipelines:
     def configured(self, config: ManualConfig, count: int) -> PipelineScenario:
         """The pipeline of a hand-written plan. Raises ConfigError where the model can't be cut or run so."""
         units, groups = Units(self.graph), config.pp
-        schedule = config.schedule
-        if config.virtual_stages > 1 and schedule == "1f1b":
-            schedule = "interleaved"
-        shape = Shape(schedule, groups, config.virtual_stages, count)
-        if schedule in SPLIT:
-            raise ConfigError(f"schedule={schedule}: not supported in this version; give gpipe, 1f1b or interleaved")
-        reason = refusal(schedule, {config.zero}, {config.recompute.split(":")[0]}, shape.stages, count, groups)
+        shape = Shape(config.named_schedule, groups, config.chunks, count)
+        reason = refusal(shape.schedule, {config.zero}, {config.recompute.split(":")[0]}, shape.stages, count, groups)
         if reason:
             raise ConfigError(f"config: {reason}")
         cuts = _config_cuts(config.stage_layers, len(units), shape.stages)

@@ -79,13 +79,13 @@ def _held(layers: Sequence[Layers], moment: Moment, inputs_bytes: int) -> dict[s
         held["parameters"] += memory.parameters * count
         held["optimizer"] += memory.optimizer * count
         held["gradients"] += (memory.gradients * times.gradients + memory.reduced * times.reduced) * count
-        held["activations"] += (memory.saved * times.saved + memory.inputs) * count
+        held["activations"] += (memory.saved * times.saved + memory.put_off * times.put_off + memory.inputs) * count
         held["transient"] += memory.update * count * times.update
         extra = memory.step if moment == REDUCING else memory.transient if part.run == moment.run else 0
-        if times.growing:
-            more = memory.saved >= memory.gradients
-            held["activations" if more else "gradients"] += max(memory.saved, memory.gradients) * count
-            extra += min(memory.saved, memory.gradients)
+        if times.changing:
+            more, both = times.turned(memory.saved, memory.gradients, memory.put_off)
+            held["gradients" if times.growing and more > memory.saved else "activations"] += int(more) * count
+            extra += int(both)
         largest = max(largest, extra)
     held["transient"] += largest
     return held

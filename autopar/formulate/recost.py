@@ -13,7 +13,7 @@ from autopar.cost.pricer import Pricer
 from autopar.errors import InfeasibleError, PlanError
 from autopar.formulate.carried import carried_work, layer_costs
 from autopar.formulate.ground import EvenGround, Ground, ground_on
-from autopar.formulate.piped import add_up, run
+from autopar.formulate.piped import Passes, add_up, run
 from autopar.formulate.predict import Layers, Prediction, predict, shares
 from autopar.plan import CarriedCosts, PlanRecord
 
@@ -107,17 +107,18 @@ def _together(
 ) -> tuple[Prediction, CarriedCosts]:
     groups, carried = record.pp_degree, record.costs
     shape = Shape(record.schedule, groups, len(stages) // groups, record.num_microbatches)
-    time = run(shape, [_passes_s(s) for s in stages], carried.between, ground)
-    alone = [predict([x for s in stages[g::groups] for x in s], record.num_microbatches, 0) for g in range(groups)]
+    time = run(shape, [_passes(s) for s in stages], carried.between, ground)
+    alone = [
+        predict([x for s in shape.stages_of(g) for x in stages[s]], record.num_microbatches, 0) for g in range(groups)
+    ]
     costs = layer_costs(stages, carried.between, time.cut_s, time.shared_s, carried.group_memory)
     return add_up(alone, time), costs
 
 
-def _passes_s(layers: Sequence[Layers]) -> tuple[float, float, float]:
-    """Seconds of a stage forward and backward (a microbatch) and once a step."""
-    each = [(x.figures.forward_s, x.figures.backward_s, x.figures.step_s) for x in layers]
-    forward, backward, step = (sum(e[i] * x.count for e, x in zip(each, layers, strict=True)) for i in range(3))
-    return forward, backward, step
+def _passes(layers: Sequence[Layers]) -> Passes:
+    """Seconds of a stage."""
+    names = ("forward_s", "backward_s", "step_s", "weight_s")
+    return Passes(*(sum(getattr(x.figures, name) * x.count for x in layers) for name in names))
 
 
 def require_fit(record: PlanRecord, cluster: Cluster) -> None:

@@ -30,7 +30,7 @@ def _in_pipeline(solved: SolvedPipeline, factor: float) -> SolvedPipeline:
     busiest = solved.time.simulation.busiest
     groups = tuple(_slowed_group(g, factor) if i == busiest else g for i, g in enumerate(solved.groups))
     found = replace(solved, groups=groups)
-    seconds = [(s.forward_s, s.backward_s, s.step_s) for s in found.stages]
+    seconds = [stage.seconds for stage in found.stages]
     return replace(found, time=run(solved.shape, seconds, solved.between, solved.ground))
 
 

@@ -27,6 +27,7 @@ from autopar.formulate.relayout_prices import RelayoutPrices
 from autopar.formulate.runs import Surroundings
 from autopar.graph import LayerClass, Op
 from autopar.plan import MeshAxis
+from autopar.shard.put_off import most_put_off
 from autopar.shard.regions import rerun_regions
 from autopar.shard.saved import last_saver, saves_its_own
 
@@ -104,7 +105,7 @@ class SpaceCosts:
     """Seconds and bytes of one microbatch on the labels of a space.
 
     By kind of recomputation `rerun`: of what runs again in the backward, 0 where a label is illegal; `kept_bytes`: of
-    what is kept for it.
+    what is kept for it. `weight_share`: no more of the seconds of both passes makes gradients of weights apart.
     """
 
     space: LabelSpace
@@ -112,6 +113,12 @@ class SpaceCosts:
     backward: Seconds
     rerun: dict[str, Seconds]
     kept_bytes: dict[str, list[Array]]
+    weight_share: float = 0.0
+
+    @property
+    def least_forward_s(self) -> float:
+        """Seconds that no forward pass of the layer can beat."""
+        return sum(float(np.min(seconds)) for seconds in self.forward.single)
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
@@ -153,9 +160,13 @@ def space_costs(
     again = {kind: _Again(space.layer, kind) for kind in kinds}
     forward, backward = (Seconds([np.zeros(len(v)) for v in space.variables]) for _ in range(2))
     rerun = {kind: Seconds([np.zeros(len(v)) for v in space.variables]) for kind in kinds}
+    share = 0.0
     for placed, ahead, behind in calls.of(space, setting.batch, setting.mesh):
         forward.single[placed.variable] += ahead
         backward.single[placed.variable] += behind
+        if setting.staged and (most := most_put_off(placed.op, space.layer)):
+            legal = np.isfinite(ahead) & (ahead + behind > 0)
+            share = max(share, most * float((behind[legal] / (ahead + behind)[legal]).max(initial=0.0)))
         for kind in kinds:
             if placed.op.name in again[kind].ops:
                 rerun[kind].single[placed.variable] += _finite(ahead)
@@ -171,7 +182,8 @@ def space_costs(
         for kind in kinds:
             if again[kind].includes(edge):
                 rerun[kind].add_pair(*ends, _finite(ahead))
-    return SpaceCosts(space, forward, backward, rerun, kept_bytes(space, surroundings, setting.batch, kinds))
+    kept = kept_bytes(space, surroundings, setting.batch, kinds)
+    return SpaceCosts(space, forward, backward, rerun, kept, share)
 
 
 def _finite(seconds: Array) -> Array:

@@ -13,6 +13,7 @@ from autopar.report.compare import reason
 from autopar.report.lines import item, table, wrap
 from autopar.report.strategy import most_common, name_span, strategy_text
 from autopar.report.units import count_text, gib_text, seconds_text, share_text
+from autopar.schedules import group_of
 
 SHORT = {"parameters": "params", "gradients": "grads", "optimizer": "optim.", "activations": "activ.",
          "transient": "temp.", "reserve": "reserve"}  # fmt: skip
@@ -159,7 +160,10 @@ def _row(label: str, cells: Sequence[str]) -> Iterator[str]:
 
 def _busy(record: PlanRecord, group: int) -> tuple[str, str]:
     """Shares of the step in which a group works, and waits."""
-    m, mine = record.num_microbatches, [c for c in record.costs.layers if c.stage % record.pp_degree == group]
+    m, mine = (
+        record.num_microbatches,
+        [c for c in record.costs.layers if group_of(record.schedule, c.stage, record.pp_degree) == group],
+    )
     seconds = sum(c.count * (m * sum(c.pass_s.values()) + sum(c.step_s.values())) for c in mine)
     share = (seconds + record.costs.shared_s[group]) / record.step_time_s
     return share_text(share), share_text(max(0.0, 1 - share))

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from autopar.plan import LayerCost, PlanRecord
-from autopar.report.timeline import FORWARD, slots
+from autopar.report.timeline import FORWARD, INPUT, WEIGHT, slots
+from autopar.schedules import group_of, stages_of
 
 
 class Held(NamedTuple):
@@ -24,13 +25,15 @@ def held_over_time(record: PlanRecord) -> list[list[Held]]:
     """
     groups = record.pp_degree
     stages = [[cost for cost in record.costs.layers if cost.stage == s] for s in range(len(record.stages))]
-    found = [[Held(0.0, sum(_always(own) for own in stages[g::groups]))] for g in range(groups)]
+    mine = [stages_of(record.schedule, g, groups, len(stages)) for g in range(groups)]
+    found = [[Held(0.0, sum(_always(stages[s]) for s in own))] for own in mine]
     begun: set[int] = set()
     for slot in sorted(slots(record), key=lambda slot: slot.start_s):
-        line, own = found[slot.stage % groups], stages[slot.stage]
-        change = _bytes(own, "saved")
-        if slot.way != FORWARD:
-            change = (0.0 if slot.stage in begun else _bytes(own, "gradients")) - change
+        line, own = found[group_of(record.schedule, slot.stage, groups)], stages[slot.stage]
+        saved, late = _bytes(own, "saved"), _bytes(own, "put_off")
+        change = {FORWARD: saved, INPUT: late - saved, WEIGHT: -late}.get(slot.way, -saved)
+        if slot.way not in (FORWARD, INPUT) and slot.stage not in begun:
+            change += _bytes(own, "gradients")
             begun.add(slot.stage)
         before = line[-1].size_bytes
         line += [Held(slot.start_s, before), Held(slot.end_s, before + change)]

@@ -12,6 +12,7 @@ from autopar.report.page import Picture
 from autopar.report.strategy import name_span, strategy_text
 from autopar.report.timeline import LANES, Event, Slot, slots, step_events
 from autopar.roles import ways
+from autopar.schedules import group_of
 
 COLOURS = {
     "compute": "#4c78a8", "forward": "#4c78a8", "backward": "#9d5fa0", "recompute": "#9ecae9", "bubble": "#c9c4bd",
@@ -171,7 +172,7 @@ def _lanes(traces: Sequence[Mapping[str, Any]], lanes: Sequence[str], record: Pl
 
 
 def _lane(record: PlanRecord, slot: Slot) -> str:
-    return f"group {slot.stage % record.pp_degree}"
+    return f"group {group_of(record.schedule, slot.stage, record.pp_degree)}"
 
 
 def _layer_seconds(record: PlanRecord) -> Iterator[tuple[str, dict[str, float]]]:

@@ -12,20 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autopar.cost.orders import Shape
+from autopar.cost.orders import Kind, Shape
 from autopar.cost.schedule import simulate
 from autopar.errors import PlanError
 from autopar.files import write_atomically
 from autopar.plan import NOTHING_CARRIED, LayerCost, PlanRecord
 from autopar.report.strategy import name_span
+from autopar.schedules import group_of, stages_of
 
 LANES = ("compute", "communication")
-FORWARD, BACKWARD = "forward", "backward"
+FORWARD, BACKWARD, INPUT, WEIGHT = "forward", "backward", "input gradients", "weight gradients"
+WAYS = {Kind.FORWARD: FORWARD, Kind.JOINT: FORWARD, Kind.BACKWARD: BACKWARD, Kind.INPUT: INPUT, Kind.WEIGHT: WEIGHT}
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A stage running a microbatch one way (`forward` or `backward`)."""
+    """A stage running a microbatch one way: `forward`, `backward`, or one of the halves of a split backward pass."""
 
     stage: int
     microbatch: int
@@ -81,10 +83,12 @@ def step_events(record: PlanRecord) -> list[Event]:
     ends = [0.0] * groups
     for slot in slots(record):
         events += _passes(slot, named[slot.stage])
-        ends[slot.stage % groups] = max(ends[slot.stage % groups], slot.end_s)
+        group = group_of(record.schedule, slot.stage, groups)
+        ends[group] = max(ends[group], slot.end_s)
     for group, end_s in enumerate(ends):
         shared_s = record.costs.shared_s[group] if groups > 1 else 0.0
-        events += _step(group, [cost for own in named[group::groups] for cost in own], end_s, shared_s)
+        mine = stages_of(record.schedule, group, groups, len(named))
+        events += _step(group, [cost for stage in mine for cost in named[stage]], end_s, shared_s)
     return events
 
 
@@ -105,15 +109,16 @@ def _simulated(record: PlanRecord, passes: Sequence[Mapping[str, float]]) -> Ite
     groups = record.pp_degree
     shape = Shape(record.schedule, groups, len(passes) // groups, record.num_microbatches)
     forward, backward = ([p[way] for p in passes] for way in (FORWARD, BACKWARD))
-    found = simulate(shape, forward, backward, record.costs.cut_s, [0.0] * len(passes))
+    weights = [_stage_s(record, stage, WEIGHT) for stage in range(len(passes))]
+    found = simulate(shape, forward, backward, record.costs.cut_s, [0.0] * len(passes), weights)
     for event in found.timeline:
-        way = FORWARD if event.kind.is_forward else BACKWARD
-        yield Slot(event.stage, event.microbatch, way, event.start_s, event.end_s)
+        yield Slot(event.stage, event.microbatch, WAYS[event.kind], event.start_s, event.end_s)
 
 
 def _stage_s(record: PlanRecord, stage: int, way: str) -> float:
     """Seconds of a microbatch through a stage one way."""
-    return sum(cost.count * _pass_s(cost, way) for cost in record.costs.layers if cost.stage == stage)
+    costs = [cost for cost in record.costs.layers if cost.stage == stage]
+    return sum(cost.count * seconds for cost in costs for _, seconds in _parts(cost, way))
 
 
 Named = list[tuple[str, LayerCost]]
@@ -129,24 +134,28 @@ def _named_costs(record: PlanRecord, stage: int) -> Named:
     return found
 
 
-def _pass_s(cost: LayerCost, way: str) -> float:
-    """Seconds of one layer one way, all kinds together."""
-    return sum(cost.pass_s.get(part, 0.0) for part in _parts(way))
+def _parts(cost: LayerCost, way: str) -> Iterator[tuple[str, float]]:
+    """Parts of one layer's pass with their seconds, in the order in which they are shown."""
+    if way == WEIGHT:
+        yield BACKWARD, cost.weight_s
+        return
+    late_s = cost.weight_s if way == INPUT else 0.0
+    for part in (FORWARD, "forward communication") if way == FORWARD else _BACK:
+        yield part, cost.pass_s.get(part, 0.0) - (late_s if part == BACKWARD else 0.0)
 
 
-def _parts(way: str) -> tuple[str, ...]:
-    """Parts of a pass in the order in which they are shown."""
-    return (FORWARD, "forward communication") if way == FORWARD else ("recompute", BACKWARD, "backward communication")
+_BACK = ("recompute", BACKWARD, "backward communication")
 
 
 def _passes(slot: Slot, costs: Named) -> Iterator[Event]:
     at_s = slot.start_s
     for name, cost in costs if slot.way == FORWARD else reversed(costs):
-        for part in _parts(slot.way):
-            seconds = cost.count * cost.pass_s.get(part, 0.0)
+        for part, each in _parts(cost, slot.way):
+            seconds = cost.count * each
             lane = LANES[part.endswith("communication")]
             if seconds > 0:
-                yield Event(slot.stage, lane, part, f"{part} {name}", at_s, seconds, slot.microbatch)
+                title = slot.way if slot.way in (INPUT, WEIGHT) and part == BACKWARD else part
+                yield Event(slot.stage, lane, part, f"{title} {name}", at_s, seconds, slot.microbatch)
             at_s += seconds
 
 

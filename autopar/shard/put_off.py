@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from autopar.graph import LayerClass, Op, TensorSpec
 from autopar.shard.program import Call, Program
 
 
@@ -24,14 +26,31 @@ _PRODUCTS = {
 }
 
 
+def is_product(target: str) -> bool:
+    """Whether an op multiplies by what can be a weight."""
+    return target in _PRODUCTS
+
+
 def product_with_weight(call: Call, program: Program) -> Roles | None:
     """The roles of a call's operands if it multiplies by a parameter of two dims whose gradient can be put off."""
-    roles = _PRODUCTS.get(call.op.target)
-    if roles is None or call.kernel or call.op.kwargs:
+    return None if call.kernel else _roles(call.op, call.operands, program.params, program.values)
+
+
+def most_put_off(op: Op, layer: LayerClass) -> float:
+    """The largest share of an op's backward pass that can be put off: 1 where only its weight wants a gradient."""
+    roles = _roles(op, op.operands, layer.params, layer.values)
+    return 0.0 if roles is None else 0.5 if layer.values[op.operands[roles.x]].requires_grad else 1.0
+
+
+def _roles(
+    op: Op, operands: tuple[str, ...], params: tuple[str, ...], values: Mapping[str, TensorSpec]
+) -> Roles | None:
+    roles = _PRODUCTS.get(op.target)
+    if roles is None or op.kwargs:
         return None
-    if roles.bias >= len(call.operands):
+    if roles.bias >= len(operands):
         roles = roles._replace(bias=-1)
-    dims = [len(program.values[name].shape) for name in call.operands]
-    weight = call.operands[roles.weight]
+    dims = [len(values[name].shape) for name in operands]
     fits = dims[roles.x] > 1 and dims[roles.weight] == 2 and (roles.bias < 0 or dims[roles.bias] == 1)
-    return roles if fits and weight in program.params and program.values[weight].requires_grad else None
+    weight = operands[roles.weight]
+    return roles if fits and weight in params and values[weight].requires_grad else None

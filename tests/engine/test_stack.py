@@ -19,7 +19,7 @@ from autopar.engine.stack_problem import Backward, Choices, Floats, Run, StackPr
 
 def random_choices(rng: np.random.Generator, count: int, states: int, ties: int) -> Choices:
     """Choices with small whole numbers of bytes, so that equal figures and tight fits are frequent."""
-    static, grad, saved, transient, step, update = rng.integers(0, 12, (6, count)) * rng.integers(0, 2, (6, 1))
+    static, grad, saved, transient, step, update, late = rng.integers(0, 12, (7, count)) * rng.integers(0, 2, (7, 1))
     reduced = grad - rng.integers(0, grad + 1)
     values = np.where(rng.random((count, ties)) < 0.5, rng.integers(0, 2, (count, ties)), -1)
     return Choices(
@@ -35,6 +35,7 @@ def random_choices(rng: np.random.Generator, count: int, states: int, ties: int)
         values,
         update,
         reduced,
+        late,
     )
 
 
@@ -56,6 +57,8 @@ def stack_problems(draw: st.DrawFn) -> StackProblem:
             tuple(rng.integers(1, 4, 2).tolist()),
             tuple(rng.integers(0, 2, 2).astype(bool).tolist()),
             int(rng.integers(0, 9)),
+            tuple(rng.integers(0, 3, 2).tolist()) if rng.random() < 0.5 else (),
+            bool(rng.integers(0, 2)),
         )
         for _ in range(int(rng.integers(1, 4)))
     )
