@@ -40,6 +40,8 @@ PIPELINES = {
         "pp=2,microbatch_size=8",
         "pp=2,microbatch_size=2,virtual_stages=2",
         "pp=2,microbatch_size=2,recompute=full",
+        "pp=2,microbatch_size=1,schedule=zb",
+        "pp=2,microbatch_size=2,schedule=zbv,recompute=full",
     ),
     4: (
         "pp=2,dp=2,microbatch_size=2,zero=1",
@@ -50,6 +52,8 @@ PIPELINES = {
         "pp=4,microbatch_size=2,schedule=gpipe,recompute=full",
         "pp=2,dp=2,microbatch_size=1,virtual_stages=2,zero=2",
         "pp=2,dp=2,microbatch_size=1,virtual_stages=2,zero=3",
+        "pp=2,dp=2,microbatch_size=1,schedule=zbv,zero=3",
+        "pp=2,tp=2,microbatch_size=2,schedule=dualpipev,recompute=selective",
     ),
 }
 

@@ -40,7 +40,8 @@ from autopar.plan import MeshAxis
 
 SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("gpipe", 1), ("zb", 1), ("zbv", 2))
 """Schedules that are searched, with the chunks of the model on each group of devices. More chunks than two gained less
-than the search for them took (0.2 % on 70B dims); hand-written plans may have them."""
+than the search for them took (0.2 % on 70B dims); hand-written plans may have them. `zb` stands in for `zbv`, which is
+the faster of the two, where there aren't enough units for that; `dualpipev` takes longer unless passes overlap."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,8 @@ class Pipelines:
         for schedule, chunks in SCHEDULES:
             shape = Shape(schedule, setting.groups, chunks, count)
             legal = not refusal(schedule, set(), set(), shape.stages, count, setting.groups)
-            for ground in grounds if legal and shape.stages <= len(units) else ():
+            legal &= shape.stages <= len(units) and (schedule != "zb" or 2 * shape.stages > len(units))
+            for ground in grounds if legal else ():
                 own = tuple(books[grounds[0].pricers.index(pricer)] for pricer in ground.pricers)
                 yield PipelineScenario(own, ground, shape, ideal_s=self._ideal_s(ground, setting))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations, pairwise, product
 
 import numpy as np
@@ -19,6 +20,8 @@ from autopar.formulate.pipelines import Pipelines
 from autopar.formulate.stages import Units, even_cuts
 from autopar.graph import CollectiveKey
 from autopar.plan import POLICIES, PlanRecord
+from autopar.report.timeline import step_events
+from autopar.schedules import group_of
 from tests.formulate.cases import planner, traced
 
 PIPELINES = [
@@ -29,6 +32,9 @@ PIPELINES = [
     "pp=2,dp=2,microbatch_size=1,zero=3",
     "pp=2,virtual_stages=2,schedule=interleaved,microbatch_size=1",
     "pp=4,microbatch_size=2",
+    "pp=2,schedule=zb,microbatch_size=1",
+    "pp=2,dp=2,schedule=zbv,microbatch_size=1,recompute=full",
+    "pp=2,schedule=dualpipev,microbatch_size=1",
 ]
 
 
@@ -43,7 +49,7 @@ def _estimate(model: str, text: str) -> PlanRecord:
 def test_hand_written(model: str, text: str) -> None:
     """Stages cover the layers in order on groups of consecutive ranks, and the seconds by kind are the step."""
     config = ManualConfig.parse(text)
-    if config.pp * config.virtual_stages > len(Units(traced(model))):
+    if config.pp * config.chunks > len(Units(traced(model))):
         pytest.skip("fewer blocks than stages")
     record = _estimate(model, text)
     size = config.dp * config.tp
@@ -54,12 +60,24 @@ def test_hand_written(model: str, text: str) -> None:
     ).tolist()
     assert sum(len(s.assignment) for s in record.stages) == len(record.layer_names)
     for number, stage in enumerate(record.stages):
-        group = number % config.pp
+        group = group_of(config.schedule, number, config.pp)
         assert stage.devices == tuple(range(group * size, (group + 1) * size))
     assert sum(record.time_by_kind_s.values()) == pytest.approx(record.step_time_s)
     assert record.bubble_s == record.time_by_kind_s["bubble"]
     assert sum(record.memory_by_category.values()) == record.peak_memory_bytes
     assert record.lower_bound_s is None
+
+
+def test_bubbles_shrink_as_weights_are_put_off() -> None:
+    """Of the same two groups ZB-H1 idles less than 1F1B, ZB-V least, and the search takes the fastest it is offered."""
+    names = ("1f1b", "zb", "zbv")
+    bubbles = [_estimate("llama", f"pp=2,schedule={name},microbatch_size=2").bubble_s for name in names]
+    assert bubbles == sorted(bubbles, reverse=True)
+    plan = planner("llama", "1x2xa100-80gb", 8, None, ("pp=2", "microbatch_size=2", "exclude=recompute")).plan()
+    assert plan.schedule == "zbv"
+    shown = " ".join(event.name for event in step_events(plan))
+    assert "input gradients" in shown
+    assert "weight gradients" in shown
 
 
 def test_neighbouring_stages_agree() -> None:
@@ -118,9 +136,11 @@ def test_stages_against_brute_force(share: float | None) -> None:
     maker = planner("llama", "1x2xa100-80gb", 8, limit, ("pp=2",))
     budget = Budget(maker.limit_bytes, POLICIES[maker.request.dtype], maker.request.optimizer)
     pipelines = Pipelines(maker.graph, maker.pricer, 8, budget, Known(maker.pricer))
-    for scenario in pipelines.searched(2, parse_constraints(["pp=2", "microbatch_size=1"])):
-        if scenario.shape.chunks > 1:
-            continue
+    searched = list(pipelines.searched(2, parse_constraints(["pp=2", "microbatch_size=1"])))
+    plain = [scenario for scenario in searched if scenario.shape.chunks == 1]
+    split = [replace(s, shape=replace(s.shape, schedule="zb")) for s in plain if s.shape.schedule == "1f1b"]
+    assert split
+    for scenario in (*plain, *split):
         found = scenario.solve()
         best = _brute_force(scenario.book, scenario.shape, maker.limit_bytes)
         assert (found is None) == (best == np.inf)

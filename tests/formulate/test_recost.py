@@ -21,7 +21,8 @@ from autopar.trace.spec import load_model
 SPEC = "gpt:layers=4,hidden=64,heads=2,vocab=128,seq=32"
 CONFIGS = ("dp=4,zero=3,microbatch_size=2", "dp=2,tp=2,sp=1,zero=1,recompute=full", "tp=2,dp=2,microbatch_size=8",
            "pp=2,tp=2,microbatch_size=4", "pp=2,dp=2,zero=1,microbatch_size=2,schedule=gpipe",
-           "pp=2,dp=2,virtual_stages=2,microbatch_size=1,recompute=full")  # fmt: skip
+           "pp=2,dp=2,virtual_stages=2,microbatch_size=1,recompute=full",
+           "pp=2,dp=2,schedule=zbv,microbatch_size=1")  # fmt: skip
 LAID_OUT_OTHERWISE = CONFIGS[2:4]
 """Between nodes these are better laid out another way than inside one: their tied embedding, for one."""
 FIGURES = ("step_time_s", "time_by_kind_s", "tokens_per_s", "tflops_per_device", "mfu", "memory_by_category",

@@ -100,6 +100,7 @@ PLANNED = {
     "pp 2 x tp 2": "pp=2,tp=2,microbatch_size=4",
     "pp 2 x zero-3 2": "pp=2,dp=2,zero=3,microbatch_size=2,recompute=full",
     "interleaved 2 x 2 x zero-2 2": "pp=2,virtual_stages=2,dp=2,zero=2,schedule=interleaved,microbatch_size=2",
+    "zbv x zero-1 2": "pp=2,dp=2,zero=1,schedule=zbv,microbatch_size=2",
     "gpipe x sequence": "pp=2,tp=2,sp=1,schedule=gpipe,microbatch_size=4",
 }
 
