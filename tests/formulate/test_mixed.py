@@ -82,7 +82,7 @@ def test_published_example_of_two_networks() -> None:
     """48 equal layers at 197 and at 160 TFLOP/s a device are cut 26/22 or 27/21, the best of all cuts."""
     layers = np.arange(49)[None, :] - np.arange(49)[:, None]
     spans = np.array([np.where(layers > 0, layers / rate, np.inf) for rate in (197, 160)])
-    bound, cuts = next(partitions(48 * spans, spans))
+    bound, cuts = next(partitions(48 * spans[None], spans[None]))
     assert cuts[1] in (26, 27)
     assert bound == min(max(48 * k / 197, k / 197 + 48 * (48 - k) / 160) for k in range(1, 48))
 

@@ -16,6 +16,7 @@ from autopar.errors import InfeasibleError, PlanError
 from autopar.formulate.recost import recost
 from autopar.plan import CarriedCosts
 from autopar.report.timeline import step_events
+from autopar.schedules import group_of
 from autopar.trace.spec import load_model
 
 SPEC = "gpt:layers=4,hidden=64,heads=2,vocab=128,seq=32"
@@ -103,7 +104,8 @@ def test_timeline_ends_with_the_step(config: str) -> None:
     assert max(e.start_s + e.duration_s for e in events) == pytest.approx(plan.step_time_s, rel=1e-9)
     groups = plan.pp_degree
     for group in range(groups):
-        mine = sorted((e.start_s, e.start_s + e.duration_s) for e in events if e.stage % groups == group)
+        own = [e for e in events if group_of(plan.schedule, e.stage, groups) == group]
+        mine = sorted((e.start_s, e.start_s + e.duration_s) for e in own)
         assert all(end <= start + 1e-12 for (_, end), (start, _) in pairwise(mine))
 
 
@@ -114,3 +116,18 @@ def test_memory_by_group_has_the_fullest(config: str) -> None:
     groups = plan.costs.group_memory
     assert len(groups) == plan.pp_degree
     assert plan.memory_by_category == max(groups, key=lambda memory: sum(memory.values()))
+
+
+def test_bubbles_shrink_as_weights_are_put_off() -> None:
+    """ZB-H1 idles less than 1F1B, ZB-V least; the search takes that, and its timeline shows both halves."""
+    texts = [f"pp=2,dp=2,schedule={name},microbatch_size=2" for name in ("1f1b", "zb", "zbv")]
+    bubbles = [estimated(text, "4xa100-80gb").bubble_s for text in texts]
+    assert bubbles == sorted(bubbles, reverse=True)
+    loaded = load_model(SPEC)
+    assert isinstance(loaded.inputs, dict)
+    wanted = ["pp=2", "dp=2", "microbatch_size=2", "recompute=none"]
+    plan = autopar.plan(loaded.model, loaded.inputs, cluster="4xa100-80gb", global_batch=16, constraints=wanted)
+    assert plan.schedule == "zbv"
+    shown = " ".join(event.name for event in step_events(plan.record))
+    assert "input gradients" in shown
+    assert "weight gradients" in shown
