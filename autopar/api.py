@@ -91,7 +91,7 @@ class Plan:
 
         Raises InfeasibleError where it doesn't fit the memory there, PlanError where there are too few devices.
         """
-        from autopar.formulate.recost import recost, require_fit
+        from autopar.formulate.record.recost import recost, require_fit
         from autopar.ranks import LOCAL, find_cluster, on_rank_0, pricing
 
         where = find_cluster(cluster)
@@ -106,7 +106,7 @@ class Plan:
 
     def changed_from(self, cluster: str, changes: str, profile: str | Path | None = None) -> Plan:
         """This plan, made for a changed `cluster`, with what it takes there as it is among what is assumed."""
-        from autopar.formulate.recost import recost
+        from autopar.formulate.record.recost import recost
         from autopar.ranks import find_cluster, pricing
 
         with pricing(find_cluster(cluster), profile) as pricer:

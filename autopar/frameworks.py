@@ -20,7 +20,7 @@ from autopar.errors import ConfigError
 from autopar.formulate.config import ManualConfig, microbatch_count
 from autopar.graph import REPLICATE
 from autopar.plan import Fingerprint, LayerStrategy, MeshAxis, PlanRecord, Request, StagePlan
-from autopar.trace.dimspec import parse_dims
+from autopar.trace.models.dimspec import parse_dims
 from autopar.transformer.calls import peak_flops_per_s
 from autopar.transformer.constants import shipped_constants
 from autopar.transformer.dims import Shape

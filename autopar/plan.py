@@ -163,8 +163,8 @@ class LayerCost:
 
     `pass_s`: seconds in every microbatch: `forward`, `backward`, `recompute`, and of exposed communication
     `forward communication` and `backward communication`. `step_s`: seconds once a step, by kind. `memory`: bytes, as
-    in cost/memory.py. `work`: what the layer asks a device for, as numbers of the plan's keys (formulate/carried.py).
-    Of `backward`, gradients of weights that can be made apart take `weight_s`.
+    in cost/memory.py. `work`: what the layer asks a device for, as numbers of the plan's keys
+    (formulate/record/carried.py). Of `backward`, gradients of weights that can be made apart take `weight_s`.
     """
 
     stage: int

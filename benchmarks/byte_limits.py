@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from autopar.formulate.planner import Planner
     from autopar.graph import OpGraph
     from autopar.plan import PlanRecord
-    from autopar.trace.spec import LoadedModel
+    from autopar.trace.models.spec import LoadedModel
 
 RANKS, LIMITS, GLOBAL_BATCH = (2, 4), 10, 16
 DEVICE = "epyc-9654"
@@ -123,7 +123,7 @@ class Model:
 def load(name: str, spec: str) -> Model:
     """Build and trace a model."""
     from autopar.trace.capture import trace
-    from autopar.trace.spec import load_model
+    from autopar.trace.models.spec import load_model
 
     loaded = load_model(spec)
     return Model(name, loaded, trace(loaded.model, loaded.inputs, compute_dtype="float32"))

@@ -28,8 +28,8 @@ from autopar.cluster import load_cluster
 from autopar.cost.roofline import RooflinePricer
 from autopar.errors import AutoparError, ConfigError
 from autopar.formulate.config import ManualConfig
+from autopar.formulate.pipelines.stages import block_indices
 from autopar.formulate.planner import Planner
-from autopar.formulate.stages import block_indices
 from autopar.plan import POLICIES, LayerCost, PlanRecord, Request
 from autopar.trace import load_model, trace
 from benchmarks.block_choice import Choice, Stages, even, sizes

@@ -68,12 +68,12 @@ def one_layer(sizes: tuple[int, ...]) -> dict[str, float]:
     """CPU seconds and memory of a Llama layer laid out, priced and solved over a mesh, for all boundary layouts."""
     from autopar.cluster import load_cluster
     from autopar.cost.roofline import RooflinePricer
-    from autopar.formulate.chains import Chains
-    from autopar.formulate.columns import Budget
-    from autopar.formulate.known import Known
+    from autopar.formulate.chains.columns import Budget
+    from autopar.formulate.chains.known import Known
+    from autopar.formulate.chains.strategies import Chains
+    from autopar.formulate.layers.tables import Setting
     from autopar.formulate.mesh import mesh_of
     from autopar.formulate.pins import Pins
-    from autopar.formulate.tables import Setting
     from autopar.plan import POLICIES
     from autopar.trace import load_model, trace
 

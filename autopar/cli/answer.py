@@ -43,7 +43,7 @@ def say(text: str) -> None:
 
 def load(spec: str, seq_len: int | None) -> dict[str, Any]:
     """The model and its inputs, as planning wants them."""
-    from autopar.trace.spec import load_model
+    from autopar.trace.models.spec import load_model
 
     loaded = load_model(spec, seq_len=seq_len)
     return {"model": loaded.model, "example_inputs": loaded.inputs, "name": loaded.name}
@@ -51,7 +51,7 @@ def load(spec: str, seq_len: int | None) -> dict[str, Any]:
 
 def outlined(spec: str, seq_len: int | None) -> dict[str, Any]:
     """As `load`, but dims stay dims: what is predicted from them alone needs no model."""
-    from autopar.trace.dimspec import FAMILIES
+    from autopar.trace.models.dimspec import FAMILIES
 
     if spec.partition(":")[0] not in FAMILIES:
         return load(spec, seq_len)

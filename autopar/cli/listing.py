@@ -73,7 +73,7 @@ def clusters(as_json: Json = False) -> Answer:
 
 def models(as_json: Json = False) -> Answer:
     """List the shipped models."""
-    from autopar.trace.shipped import SHIPPED
+    from autopar.trace.models.shipped import SHIPPED
 
     keys = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq")
     lines = [f"{'model':<14}{'family':<8}" + "".join(f"{key.removesuffix('_heads'):>8}" for key in keys)]

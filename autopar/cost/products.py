@@ -9,8 +9,8 @@ from autopar.cost.moved import reduction
 from autopar.cost.passes import NOTHING, Attention, Formula, Gemm, Pass, argument, largest, operand_bytes
 from autopar.graph import DTYPE_BYTES, Operand, OpKey
 from autopar.measure.models.attention import BACKWARD
-from autopar.trace.equation import terms_of
-from autopar.trace.opaque import Form, form_of
+from autopar.trace.opaque.operator import Form, form_of
+from autopar.trace.rewrite.equation import terms_of
 
 
 def _product(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from autopar.trace.nested import flatten
-from autopar.trace.opaque import decoded, form_of
+from autopar.trace.opaque.operator import decoded, form_of
 from autopar.trace.shadow import shadow
 
 

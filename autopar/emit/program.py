@@ -29,7 +29,7 @@ from autopar.shard.localize import (
 from autopar.shard.program import Call, Program, Relayout, Step, made_by, read_by
 from autopar.shard.put_off import product_with_weight
 from autopar.shard.relayout import plan_moves
-from autopar.trace.opaque import OPAQUE
+from autopar.trace.opaque.operator import OPAQUE
 from autopar.trace.randomness import draws, draws_whole
 
 Submodule: TypeAlias = Callable[[str], nn.Module]

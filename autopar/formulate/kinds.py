@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from autopar.formulate.assemble import Solved, chosen
-from autopar.formulate.pipeline import SolvedPipeline
+from autopar.formulate.pipelines.scenario import SolvedPipeline
+from autopar.formulate.record.assemble import Solved, chosen
 from autopar.plan import LayerStrategy, MeshAxis
 from autopar.roles import ways
 

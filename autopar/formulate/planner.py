@@ -17,16 +17,16 @@ from autopar.cost.work import unknown_targets
 from autopar.engine.search import Outcome
 from autopar.engine.stack_problem import Status
 from autopar.errors import ConfigError, InfeasibleError
-from autopar.formulate.assemble import Solved, assemble
 from autopar.formulate.config import ManualConfig
 from autopar.formulate.kinds import kind_of
+from autopar.formulate.layers.tables import Setting
 from autopar.formulate.leanest import leanest, size_text, tightest_stage
+from autopar.formulate.record.assemble import Solved, assemble
+from autopar.formulate.record.straggler import with_straggler
+from autopar.formulate.record.whole import whole_ops
 from autopar.formulate.scenario import SolvedScenario
 from autopar.formulate.sizes import NO_SLOWER, PER_DEVICE, Searched, Sizes, searched
 from autopar.formulate.space import Space
-from autopar.formulate.straggler import with_straggler
-from autopar.formulate.tables import Setting
-from autopar.formulate.whole import whole_ops
 from autopar.graph import OpGraph
 from autopar.plan import Fingerprint, PlanRecord, Request
 

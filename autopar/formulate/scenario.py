@@ -11,11 +11,11 @@ from autopar.cluster import Cluster
 from autopar.cost.pricer import Pricer
 from autopar.engine.stack import StackOptions, solve_stack
 from autopar.engine.stack_problem import Run, StackSolution, Status
-from autopar.formulate.chains import Chains
-from autopar.formulate.columns import Budget, Column, free_problem
-from autopar.formulate.known import Known
-from autopar.formulate.runs import LayerRun
-from autopar.formulate.tables import Setting
+from autopar.formulate.chains.columns import Budget, Column, free_problem
+from autopar.formulate.chains.known import Known
+from autopar.formulate.chains.strategies import Chains
+from autopar.formulate.layers.runs import LayerRun
+from autopar.formulate.layers.tables import Setting
 
 __all__ = ["Budget", "Column", "SolvedScenario", "StageScenario"]
 

@@ -13,10 +13,10 @@ from autopar.cost.roofline import flop_rate
 from autopar.cost.states import STATE_BYTES
 from autopar.cost.work import model_flops
 from autopar.engine.search import Answer, Outcome, Scenario, search
-from autopar.formulate.assemble import Solved
 from autopar.formulate.kinds import kind_of
 from autopar.formulate.leanest import leanest
-from autopar.formulate.pipeline import SolvedPipeline
+from autopar.formulate.pipelines.scenario import SolvedPipeline
+from autopar.formulate.record.assemble import Solved
 from autopar.formulate.scenario import StageScenario
 from autopar.formulate.space import AnyScenario, Space
 from autopar.graph import DTYPE_BYTES

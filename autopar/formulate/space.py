@@ -11,17 +11,17 @@ from autopar.cluster import Cluster
 from autopar.cost.mixed import MixedPricer
 from autopar.cost.pricer import Pricer
 from autopar.errors import ConfigError
+from autopar.formulate.chains.known import Known
 from autopar.formulate.config import Constraint, ManualConfig, microbatch_count, parse_constraints
-from autopar.formulate.ground import even_devices, ground_on
-from autopar.formulate.known import Known
+from autopar.formulate.layers.runs import layer_runs
+from autopar.formulate.layers.tables import Setting
 from autopar.formulate.mesh import config_mesh, search_meshes
 from autopar.formulate.pins import Pins, covered_ops, pins_of, pins_of_constraints
-from autopar.formulate.pipeline import PipelineScenario
-from autopar.formulate.pipelines import Pipelines
-from autopar.formulate.runs import layer_runs
+from autopar.formulate.pipelines.ground import even_devices, ground_on
+from autopar.formulate.pipelines.scenario import PipelineScenario
+from autopar.formulate.pipelines.space import Pipelines
+from autopar.formulate.pipelines.stages import block_indices
 from autopar.formulate.scenario import Budget, StageScenario
-from autopar.formulate.stages import block_indices
-from autopar.formulate.tables import Setting
 from autopar.graph import OpGraph
 from autopar.plan import MeshAxis, Request
 

@@ -14,7 +14,7 @@ from autopar.cluster import load_cluster, read_cluster
 from autopar.errors import ConfigError
 from autopar.formulate.config import parse_constraints
 from autopar.settings import Refused, Settings
-from autopar.trace.spec_text import spec_mistakes
+from autopar.trace.models.spec_text import spec_mistakes
 
 Value = TypeVar("Value")
 Many: TypeAlias = Annotated[

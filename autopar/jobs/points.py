@@ -14,7 +14,7 @@ from autopar.errors import ConfigError
 from autopar.jobs.behind import files_behind
 from autopar.jobs.files import JobFile
 from autopar.settings import read_settings
-from autopar.trace.spec_text import spec_file
+from autopar.trace.models.spec_text import spec_file
 
 
 @dataclass(frozen=True)

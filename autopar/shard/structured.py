@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 from autopar.graph import Op, Ref, TensorSpec
 from autopar.shard.views import view_line
-from autopar.trace.equation import terms_of
-from autopar.trace.opaque import form_of
+from autopar.trace.opaque.operator import form_of
+from autopar.trace.rewrite.equation import terms_of
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autopar.trace.capture import trace as trace
-    from autopar.trace.spec import load_model as load_model
+    from autopar.trace.models.spec import load_model as load_model
 
 __all__ = ["load_model", "trace"]
 
@@ -17,7 +17,7 @@ def __getattr__(name: str) -> Any:
 
         return trace
     if name == "load_model":
-        from autopar.trace.spec import load_model
+        from autopar.trace.models.spec import load_model
 
         return load_model
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,21 +10,21 @@ from torch import nn
 
 from autopar.errors import ConfigError, TraceError
 from autopar.graph import Op, OpGraph
-from autopar.trace.attention import without_fused_dropout
-from autopar.trace.canonical import explicit_sizes, functional, without_dead_code, without_no_ops
 from autopar.trace.exported import Attempt, Exporter
 from autopar.trace.failure import depends_on_data, is_own_bug, module_of, reason_of, trace_error
 from autopar.trace.flat import Flat
 from autopar.trace.inputs import ExampleInputs, bind
-from autopar.trace.layers import cut_into_layers
+from autopar.trace.known.masks import fold_masks
+from autopar.trace.layers.chain import cut_into_layers
 from autopar.trace.loss import LossFn
-from autopar.trace.masks import fold_masks
-from autopar.trace.opaque import OPAQUE, form_of
+from autopar.trace.opaque.operator import OPAQUE, form_of
+from autopar.trace.opaque.standins import StandIns
+from autopar.trace.rewrite.attention import without_fused_dropout
+from autopar.trace.rewrite.canonical import explicit_sizes, functional, without_dead_code, without_no_ops
+from autopar.trace.rewrite.unmerged import unmerged_rows
 from autopar.trace.saved import annotate
 from autopar.trace.separable import judge
 from autopar.trace.sizes import OperatorError
-from autopar.trace.standins import StandIns
-from autopar.trace.unmerged import unmerged_rows
 
 
 def trace(

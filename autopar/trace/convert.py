@@ -18,9 +18,9 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from autopar.errors import TraceError
 from autopar.graph import Argument, DeviceArg, Dtype, Extent, Op, Ref, TensorSpec
 from autopar.trace import marker
-from autopar.trace.blocks import Block
 from autopar.trace.flat import BUFFER, INPUT, PARAM, BlockCall, Item, in_module
-from autopar.trace.opaque import OPAQUE, OPAQUE_MARK, Form
+from autopar.trace.layers.blocks import Block
+from autopar.trace.opaque.operator import OPAQUE, OPAQUE_MARK, Form
 from autopar.trace.sizes import DependsOnDataError, NotLinearError, extent, spec_of
 from autopar.trace.torch_private import HIGHER_ORDER, OVERLOAD
 

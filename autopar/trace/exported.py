@@ -13,16 +13,16 @@ import torch
 from torch import nn
 
 from autopar.graph import TensorSpec
-from autopar.trace import blocks as blocks_
 from autopar.trace import marker
 from autopar.trace.convert import Converter
 from autopar.trace.flat import BUFFER, INPUT, PARAM, Flat
 from autopar.trace.inputs import BoundInputs
-from autopar.trace.known import Known
+from autopar.trace.known.numbers import Known
+from autopar.trace.layers import blocks as blocks_
 from autopar.trace.loss import LossFn, Root
+from autopar.trace.opaque.standins import StandIns
 from autopar.trace.shadow import shadow
 from autopar.trace.sizes import spec_of
-from autopar.trace.standins import StandIns
 from autopar.trace.two_sizes import SIZES, blended
 from autopar.trace.undisturbed import nothing_left, without_autocast
 

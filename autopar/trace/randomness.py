@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from autopar.graph import Op
-from autopar.trace.opaque import OPAQUE, form_of
+from autopar.trace.opaque.operator import OPAQUE, form_of
 from autopar.trace.run import argument, overload
 
 DRAWN_BY_PLACE = ("aten.dropout.default", "aten.native_dropout.default")

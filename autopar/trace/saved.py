@@ -13,7 +13,7 @@ from torch import Tensor
 
 from autopar.graph import Extent, Op, Ref, Saved, TensorSpec
 from autopar.trace.flat import BlockCall, Flat, Item
-from autopar.trace.opaque import OPAQUE, form_of
+from autopar.trace.opaque.operator import OPAQUE, form_of
 from autopar.trace.run import run_op
 from autopar.trace.sizes import OperatorError
 from autopar.trace.torch_private import storage_id

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from autopar.graph import Argument, Extent, LayerClass, LossForm, Op, OpGraph, Ref, TensorSpec
-from autopar.trace.equation import terms_of
-from autopar.trace.opaque import OPAQUE, form_of
+from autopar.trace.opaque.operator import OPAQUE, form_of
 from autopar.trace.randomness import draws, draws_whole
+from autopar.trace.rewrite.equation import terms_of
 from autopar.trace.run import argument, overload
 
 

@@ -19,7 +19,7 @@ from autopar.errors import EmitError
 from autopar.graph import REPLICATE, OpGraph
 from autopar.plan import LayerStrategy, PlanRecord
 from autopar.trace.capture import trace
-from autopar.trace.spec import load_model
+from autopar.trace.models.spec import load_model
 from autopar.verify import verify
 from tests.emit.handmade import data_parallel, mesh_of, record_of
 from tests.integration.models import Mlp, example, traced

@@ -18,22 +18,22 @@ from autopar.cost.program import layer_demand, rerun_demand
 from autopar.cost.roofline import RooflinePricer
 from autopar.engine.eliminate import Elimination
 from autopar.engine.label_graph import LabelGraph
-from autopar.formulate.call_prices import CallPrices
-from autopar.formulate.labels import LabelSpace, label_space
+from autopar.formulate.layers.call_prices import CallPrices
+from autopar.formulate.layers.labels import LabelSpace, label_space
+from autopar.formulate.layers.rates import ParameterRates
+from autopar.formulate.layers.relayout_prices import RelayoutPrices
+from autopar.formulate.layers.runs import LayerRun, layer_runs
+from autopar.formulate.layers.storing import storage_costs
+from autopar.formulate.layers.tables import Mode, Part, Setting, label_graph, passing_seconds, space_costs
 from autopar.formulate.pins import Pins
 from autopar.formulate.planner import Planner
-from autopar.formulate.rates import ParameterRates
-from autopar.formulate.relayout_prices import RelayoutPrices
-from autopar.formulate.runs import LayerRun, layer_runs
-from autopar.formulate.storing import storage_costs
-from autopar.formulate.tables import Mode, Part, Setting, label_graph, passing_seconds, space_costs
 from autopar.graph import OpGraph, follow_layout, local_shape
 from autopar.plan import POLICIES, LayerStrategy, Request, data_axes_of
 from autopar.shard.lower import lower
 from autopar.shard.program import Program
 from autopar.shard.storage import parameter_storage
 from autopar.trace import trace
-from autopar.trace.spec import load_model
+from autopar.trace.models.spec import load_model
 
 SIZES = "hidden=512,heads=8,vocab=4096,seq=256"
 SPECS = {

@@ -7,8 +7,8 @@ from functools import cache
 from math import prod
 
 from autopar.formulate.config import ManualConfig
+from autopar.formulate.layers.runs import LayerRun, layer_runs
 from autopar.formulate.pins import Pins
-from autopar.formulate.runs import LayerRun, layer_runs
 from autopar.plan import LayerStrategy, PlanRecord
 from autopar.shard.lower import lower_layer
 from autopar.shard.program import Program

@@ -13,11 +13,11 @@ import pytest
 
 from autopar.cost.roofline import RooflinePricer
 from autopar.engine.eliminate import eliminate
+from autopar.formulate.layers.runs import LayerRun, Surroundings
+from autopar.formulate.layers.states import combine
+from autopar.formulate.layers.tables import Setting
 from autopar.formulate.mesh import mesh_of
 from autopar.formulate.pins import Pins
-from autopar.formulate.runs import LayerRun, Surroundings
-from autopar.formulate.states import combine
-from autopar.formulate.tables import Setting
 from autopar.graph import BROADCAST, PARTIAL, REPLICATE, Extent, LayerClass, Layout, Op, Ref, TensorSpec
 from autopar.plan import LayerStrategy
 from autopar.shard.rules import assignments, layouts_of, rule_for

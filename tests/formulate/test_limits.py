@@ -12,9 +12,9 @@ import pytest
 from autopar.choices import parse_bytes
 from autopar.cost.roofline import RooflinePricer
 from autopar.errors import ConfigError, InfeasibleError
+from autopar.formulate.chains.dual import Dual
 from autopar.formulate.config import ManualConfig
-from autopar.formulate.dual import Dual
-from autopar.formulate.ladder import ONLY_BYTES
+from autopar.formulate.layers.ladder import ONLY_BYTES
 from tests.formulate.cases import planner
 from tests.formulate.plans import BATCHES, ONE_STAGE, plan_of
 

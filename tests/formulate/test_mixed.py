@@ -13,13 +13,13 @@ from autopar.cost.roofline import RooflinePricer
 from autopar.engine.partition import partitions
 from autopar.errors import ConfigError
 from autopar.formulate.config import ManualConfig
-from autopar.formulate.ground import ground_on, placed_devices
+from autopar.formulate.pipelines.ground import ground_on, placed_devices
 from autopar.formulate.planner import Planner
-from autopar.formulate.recost import recost
+from autopar.formulate.record.recost import recost
 from autopar.graph import CollectiveKey, Operand, OpKey
 from autopar.plan import POLICIES, Request
 from autopar.trace import trace
-from autopar.trace.spec import load_model
+from autopar.trace.models.spec import load_model
 from tests.formulate.cases import planner, traced
 
 ETHERNET = Link("Ethernet", 1e9, 5e-5)

@@ -12,12 +12,12 @@ import pytest
 from autopar.cost.orders import Shape
 from autopar.cost.schedule import Holding, holdings, simulate
 from autopar.errors import ConfigError, InfeasibleError
-from autopar.formulate.book import Chunk, Seam, StageBook
-from autopar.formulate.columns import Budget, Column
+from autopar.formulate.chains.columns import Budget, Column
+from autopar.formulate.chains.known import Known
 from autopar.formulate.config import ManualConfig, parse_constraints
-from autopar.formulate.known import Known
-from autopar.formulate.pipelines import Pipelines
-from autopar.formulate.stages import Units, even_cuts
+from autopar.formulate.pipelines.book import Chunk, Seam, StageBook
+from autopar.formulate.pipelines.space import Pipelines
+from autopar.formulate.pipelines.stages import Units, even_cuts
 from autopar.graph import CollectiveKey
 from autopar.plan import POLICIES, PlanRecord
 from autopar.schedules import group_of

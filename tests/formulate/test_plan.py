@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from autopar.cost.roofline import RooflinePricer
+from autopar.formulate.chains.figures import layer_figures
 from autopar.formulate.config import ManualConfig
-from autopar.formulate.figures import layer_figures
+from autopar.formulate.layers.tables import Setting
 from autopar.formulate.scenario import StageScenario
-from autopar.formulate.tables import Setting
 from autopar.plan import POLICIES, PlanRecord
 from tests.formulate.cases import cluster_of, planner, traced
 from tests.formulate.plans import (

@@ -13,11 +13,11 @@ import autopar
 from autopar.cluster import load_cluster
 from autopar.cost.roofline import RooflinePricer
 from autopar.errors import InfeasibleError, PlanError
-from autopar.formulate.recost import recost
+from autopar.formulate.record.recost import recost
 from autopar.plan import CarriedCosts
 from autopar.report.timeline import step_events
 from autopar.schedules import group_of
-from autopar.trace.spec import load_model
+from autopar.trace.models.spec import load_model
 
 SPEC = "gpt:layers=4,hidden=64,heads=2,vocab=128,seq=32"
 CONFIGS = ("dp=4,zero=3,microbatch_size=2", "dp=2,tp=2,sp=1,zero=1,recompute=full", "tp=2,dp=2,microbatch_size=8",

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from autopar.formulate.layers.recompute import offered
 from autopar.formulate.planner import Planner
-from autopar.formulate.recompute import offered
 from autopar.graph import OpGraph
 from autopar.plan import LayerCost, PlanRecord
 from autopar.trace import trace

@@ -10,16 +10,16 @@ import pytest
 from autopar.cost.roofline import RooflinePricer
 from autopar.engine.eliminate import eliminate
 from autopar.engine.label_graph import Costs
-from autopar.formulate.call_prices import CallPrices
-from autopar.formulate.labels import label_space
-from autopar.formulate.ladder import NO_TIME, ONLY_BYTES
-from autopar.formulate.layer_tables import Ask, LayerSolver
+from autopar.formulate.layers.call_prices import CallPrices
+from autopar.formulate.layers.labels import label_space
+from autopar.formulate.layers.ladder import NO_TIME, ONLY_BYTES
+from autopar.formulate.layers.layer_tables import Ask, LayerSolver
+from autopar.formulate.layers.relayout_prices import RelayoutPrices
+from autopar.formulate.layers.runs import layer_runs
+from autopar.formulate.layers.storing import storage_costs
+from autopar.formulate.layers.tables import Part, Price, Setting, label_graph, passing_seconds, space_costs
 from autopar.formulate.mesh import mesh_of
 from autopar.formulate.pins import Pins
-from autopar.formulate.relayout_prices import RelayoutPrices
-from autopar.formulate.runs import layer_runs
-from autopar.formulate.storing import storage_costs
-from autopar.formulate.tables import Part, Price, Setting, label_graph, passing_seconds, space_costs
 from tests.formulate.cases import Laid, cluster_of, laid_out, traced
 
 PRICES: list[Price] = [(0.0, 1, 1.0), (1e-12, 1, 1.0), (1e-10, 2, 0.0), (ONLY_BYTES, 1, 1.0)]

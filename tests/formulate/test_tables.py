@@ -10,8 +10,8 @@ import pytest
 
 from autopar.engine.eliminate import eliminate
 from autopar.engine.label_graph import Costs, LabelGraph
+from autopar.formulate.layers.tables import Setting
 from autopar.formulate.mesh import mesh_of
-from autopar.formulate.tables import Setting
 from autopar.shard.relayout import held_layout
 from tests.formulate.cases import Laid, laid_out, legal_entries, step_s
 

@@ -18,7 +18,7 @@ from autopar import profiling
 from autopar.accelerator import is_host, runtime
 from autopar.emit.peak import measured_peak_tensor_bytes
 from autopar.ranks import local_device
-from autopar.trace.spec import load_model
+from autopar.trace.models.spec import load_model
 
 MODEL = "gpt:layers=4,hidden=512,heads=8,vocab=8192"
 TOKENS, GLOBAL_BATCH, ROUNDS, POINTS = 256, 16, 5, 200

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from autopar.graph import OpGraph
 from autopar.trace.capture import trace
-from autopar.trace.spec import load_model
+from autopar.trace.models.spec import load_model
 
 SPECS = {
     "gpt": "gpt:layers=2,hidden=32,heads=4,vocab=64,seq=8",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autopar.formulate.carried import carried_work
 from autopar.formulate.config import ManualConfig
+from autopar.formulate.record.carried import carried_work
 from autopar.graph import OpGraph
 from autopar.plan import PlanRecord
-from autopar.trace.spec import LoadedModel
+from autopar.trace.models.spec import LoadedModel
 from benchmarks.byte_limits import MODELS, Model, load, rows_of, spaced_limits, step_peak_bytes
 from tests.pool import Pool
 

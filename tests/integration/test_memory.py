@@ -11,7 +11,7 @@ from autopar.graph import OpGraph
 from autopar.plan import PlanRecord
 from autopar.trace.capture import trace
 from autopar.trace.inputs import bind
-from autopar.trace.spec import load_model
+from autopar.trace.models.spec import load_model
 from tests.integration.models import real
 from tests.integration.test_exact import planned
 from tests.pool import Pool

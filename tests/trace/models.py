@@ -130,8 +130,8 @@ def _nested(n: int) -> dict[str, Any]:
 
 
 def _decoder(spec: str) -> Callable[[], nn.Module]:
-    from autopar.trace.dims import Decoder, Dims
-    from autopar.trace.dimspec import parse_dims
+    from autopar.trace.models.dims import Decoder, Dims
+    from autopar.trace.models.dimspec import parse_dims
 
     return lambda: Decoder(Dims(**parse_dims(spec)))
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autopar.trace import blocks, marker, trace
+from autopar.trace import marker, trace
 from autopar.trace.convert import Converter
+from autopar.trace.layers import blocks
 
 
 class Block(nn.Module):

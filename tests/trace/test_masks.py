@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autopar.graph import Op
-from autopar.trace import constants, rows, trace
+from autopar.trace import trace
+from autopar.trace.known import constants, rows
 from tests.trace.interpreter import run_graph
 
 SEQ = 6

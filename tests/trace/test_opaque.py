@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from autopar.errors import TraceError
 from autopar.graph import Extent, Op, OpGraph
 from autopar.trace import trace
-from autopar.trace.opaque import OPAQUE, form_of
+from autopar.trace.opaque.operator import OPAQUE, form_of
 from tests.integration.unusual import Experts, Wavering
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from autopar.errors import ConfigError
 from autopar.trace import load_model, trace
-from autopar.trace.shipped import SHIPPED
+from autopar.trace.models.shipped import SHIPPED
 
 PTDP = [  # Narayanan et al. 2021, table 1: billions of parameters, heads, hidden, layers (vocabulary 51200)
     (1.7, 24, 2304, 24), (3.6, 32, 3072, 30), (7.5, 32, 4096, 36), (18.4, 48, 6144, 40), (39.1, 64, 8192, 48),
@@ -131,8 +131,8 @@ def test_transformers_configuration(tmp_path: Path) -> None:
 
 def test_decoder_learns() -> None:
     """The dims models train for real: the loss starts at the logarithm of the vocabulary and falls."""
-    from autopar.trace.dims import Decoder, Dims
-    from autopar.trace.dimspec import parse_dims
+    from autopar.trace.models.dims import Decoder, Dims
+    from autopar.trace.models.dimspec import parse_dims
 
     torch.manual_seed(0)
     model = Decoder(Dims(**parse_dims("llama:layers=2,hidden=32,heads=4,kv_heads=2,vocab=20,seq=12,tied=1")))

@@ -303,7 +303,7 @@ def test_dimensions_of_models() -> None:
     """A model's own dims, and a transformers configuration, give the same shape; what has none is refused."""
     from torch import nn
 
-    from autopar.trace.spec import load_model
+    from autopar.trace.models.spec import load_model
 
     spec = "llama:layers=2,hidden=64,heads=4,kv_heads=2,ffn=128,vocab=256"
     loaded = load_model(spec, seq_len=32)

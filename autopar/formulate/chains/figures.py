@@ -1,0 +1,122 @@
+"""Exact seconds and bytes of one layer under one strategy: what search, estimate and check all add up."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from autopar.cost.activations import Activations, activations
+from autopar.cost.demand import Demand
+from autopar.cost.layer import LayerFigures, LayerWork, figures_of
+from autopar.cost.memory import layer_memory
+from autopar.cost.moves import relayout_demand
+from autopar.cost.pricer import Pricer
+from autopar.cost.program import rerun_of, step_demands
+from autopar.cost.states import HeldParameter, Uses, held_parameters
+from autopar.cost.sync import optimizer_demand, sync_demand
+from autopar.formulate.layers.call_prices import CallPrices
+from autopar.formulate.layers.labels import at_cut
+from autopar.formulate.layers.runs import LayerRun, trained_elements
+from autopar.formulate.layers.tables import Setting
+from autopar.formulate.pipelines.stages import batch_bytes
+from autopar.graph import LayerClass
+from autopar.plan import DtypePolicy, LayerStrategy
+from autopar.shard.lower import lower
+from autopar.shard.program import Program
+from autopar.shard.storage import ParameterStorage
+
+
+@dataclass(frozen=True, eq=False)
+class LoweredLayer:
+    """A layer lowered under a strategy: its program with what it asks for and keeps, whatever its ZeRO level."""
+
+    program: Program
+    calls: Demand
+    rerun: Demand
+    passing: Demand
+    activations: Activations
+
+
+def lowered(run: LayerRun, strategy: LayerStrategy, setting: Setting, calls: CallPrices | None = None) -> LoweredLayer:
+    """Lower a layer of `run`; strategies that differ in the ZeRO level alone come to the same.
+
+    `calls` may know what they ask for.
+    """
+    around, layer = run.around, run.layer
+    program = lower(
+        layer, strategy, setting.sizes, around.entry, around.leave,
+        main_input=around.main_input, main_output=around.main_output,
+    )  # fmt: skip
+    walked = activations(program, setting.batch, around.held, run.unread, around.promised, setting.num_microbatches > 1)
+    where = layer, setting.batch, setting.mesh
+    each = step_demands(program, *where, None if calls is None else lambda call: calls.demand(call, program, *where))
+    return LoweredLayer(program, Demand.joined(each), rerun_of(program, each), _passing(run, strategy, setting), walked)
+
+
+def layer_figures(
+    run: LayerRun,
+    strategy: LayerStrategy,
+    setting: Setting,
+    pricer: Pricer,
+    policy: DtypePolicy,
+    optimizer: str,
+    known: LoweredLayer | None = None,
+) -> LayerFigures:
+    """Price a layer of `run` under `strategy` from its lowered program, which may be `known`."""
+    around, layer = run.around, run.layer
+    known = known or lowered(run, strategy, setting)
+    uses = Uses(_unmarked(layer, around.owned), _unmarked(layer, around.graded),
+                frozenset(() if setting.staged else around.tied))  # fmt: skip
+    parameters = held_parameters(known.program, strategy.data_axes(around.entry.batch_dim), strategy.zero, uses)
+    micro, step = _sync(parameters, setting, policy)
+    updated = [prod(p.stored) for p in parameters if p.owned and p.trained]
+    memory = layer_memory(
+        known.program, setting.batch, policy, optimizer, parameters, known.activations,
+        staged=setting.staged, model_share=_times_own(run, run.model_elements) / setting.groups,
+        next_elements=run.elements_before if run.count == 1 else None,
+    )  # fmt: skip
+    memory = replace(memory, inputs=_inputs_bytes(run, strategy, setting))
+    work = LayerWork(
+        known.calls, known.passing, micro, known.rerun, step, optimizer_demand(updated, policy, optimizer), memory,
+    )  # fmt: skip
+    return figures_of(work, pricer)
+
+
+def _unmarked(layer: LayerClass, marks: Sequence[bool]) -> frozenset[str]:
+    return frozenset(name for name, marked in zip(layer.params, marks, strict=True) if not marked)
+
+
+def _inputs_bytes(run: LayerRun, strategy: LayerStrategy, setting: Setting) -> int:
+    """Bytes of a device's rows of the whole batch, where `run` is the first."""
+    ways = prod(setting.sizes[a] for a in strategy.data_axes(run.around.entry.batch_dim))
+    return batch_bytes(run.inputs, setting.batch * setting.num_microbatches, ways)
+
+
+def _times_own(run: LayerRun, elements: int) -> float:
+    """How many times the trained parameters of one layer of the run so many elements are; 1 where it has none."""
+    mine = trained_elements(run.layer)
+    return elements / mine if mine else 1.0
+
+
+def _passing(run: LayerRun, strategy: LayerStrategy, setting: Setting) -> Demand:
+    """Demand of relaying, in a microbatch, the values that pass the layer by."""
+    around, parts = run.around, []
+    for value in around.passing:
+        (source,) = at_cut(value.spec, around.entry, (strategy.entry,), value.main_in_front)
+        (target,) = at_cut(value.spec, around.leave, (strategy.exit,), value.main_behind)
+        parts.append(relayout_demand(value.spec, source, target, setting.mesh, setting.batch))
+    return Demand.joined(parts)
+
+
+def _sync(parameters: Sequence[HeldParameter], setting: Setting, policy: DtypePolicy) -> tuple[Demand, Demand]:
+    """Demand of synchronising a layer's parameters, those kept alike together, in every microbatch and once a step."""
+    elements: dict[tuple[ParameterStorage, bool], int] = defaultdict(int)
+    for p in parameters:
+        elements[p.storage, p.trained] += prod(p.shape) if p.owned else 0
+    found = [
+        sync_demand(count, storage, trained, setting.mesh, policy, setting.num_microbatches, setting.staged)
+        for (storage, trained), count in elements.items()
+    ]
+    return Demand.joined([f.micro for f in found]), Demand.joined([f.step for f in found])

@@ -1,0 +1,87 @@
+"""Chains over one mesh that differ in the microbatch alone: their tables are made together, in ever better rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from autopar.formulate.layers.layer_tables import Ask, LayerSolver
+from autopar.formulate.layers.run_tables import RunTables
+from autopar.formulate.layers.runs import LayerRun, Surroundings, alike
+from autopar.formulate.layers.tables import Price, passing_seconds
+
+if TYPE_CHECKING:
+    from autopar.formulate.chains.strategies import Chains
+
+ROUNDS = 5
+"""How often prices of bytes are chosen anew."""
+ROWS = 1 << 24
+"""Entries of all tables that elimination makes at once."""
+
+
+@dataclass(eq=False)
+class Siblings:
+    """`members` have the same runs and the same choices."""
+
+    members: list[Chains] = field(default_factory=list)
+    _solvers: dict[Surroundings, LayerSolver] = field(default_factory=dict)
+    _levels: dict[Chains, int] = field(default_factory=dict)
+
+    def bound(self, level: int) -> None:
+        """Bound all members: by their longest run alone (level 1), or by all with prices of bytes (2)."""
+        waiting = [m for m in self.members if m.possible and self._levels.get(m, 0) < level]
+        if level == 1:
+            for few in self._lots({member: member.dual.first() for member in waiting}):
+                for member, (tables,) in self.tables(few, True, [self._longest(few)]).items():
+                    member.note_longest(tables, few[member])
+        for _ in range(ROUNDS if level > 1 else 0):
+            for few in self._lots({m: prices for m in waiting if (prices := m.dual.asked())}):
+                for member, found in self.tables(few, True, next(iter(few)).runs).items():
+                    member.note(found, few[member])
+        self._levels |= dict.fromkeys(waiting, level)
+
+    @staticmethod
+    def _longest(members: Iterable[Chains]) -> LayerRun:
+        return max(next(iter(members)).runs, key=lambda run: run.count)
+
+    def _lots(self, asked: Mapping[Chains, list[Price]]) -> Iterable[dict[Chains, list[Price]]]:
+        """As many members at a time as there is memory for their tables."""
+        lot: dict[Chains, list[Price]] = {}
+        for member, prices in asked.items():
+            if len(lot) * len(prices) * self._entries(member) > ROWS:
+                yield lot
+                lot = {}
+            lot[member] = prices
+        if lot:
+            yield lot
+
+    def _entries(self, member: Chains) -> int:
+        """Entries for one member and price."""
+        pins = [run.around.pins for run in member.runs]
+        modes = max(len(p.zero) * len(p.recompute) for p in pins)
+        return modes * self.solver(member, alike(self._longest([member]).around)).entries()
+
+    def tables(
+        self, asked: Mapping[Chains, Sequence[Price]], bounding: bool, runs: Sequence[LayerRun]
+    ) -> dict[Chains, list[RunTables]]:
+        """Tables of some runs of some members at some prices."""
+        found: dict[Chains, dict[Surroundings, RunTables]] = {member: {} for member in asked}
+        for around in dict.fromkeys(alike(run.around) for run in runs):
+            asks = [self._ask(member, around, prices, bounding) for member, prices in asked.items()]
+            solved = self.solver(next(iter(asked)), around).solve(asks)
+            for member, tables in zip(asked, solved, strict=True):
+                found[member][around] = tables
+        return {member: [own[alike(run.around)] for run in runs] for member, own in found.items()}
+
+    def _ask(self, member: Chains, around: Surroundings, prices: Sequence[Price], bounding: bool) -> Ask:
+        space = self.solver(member, around).space
+        passing = passing_seconds(space, around, member.setting, member.relayouts)
+        states = member.number(space)
+        return Ask(member.costs_in(around), passing, member.setting, member.rates, prices, states, bounding)
+
+    def solver(self, member: Chains, around: Surroundings) -> LayerSolver:
+        """Of a layer; its choices are the same for all members."""
+        if around not in self._solvers:
+            self._solvers[around] = LayerSolver(member.space_of(around), around)
+        return self._solvers[around]

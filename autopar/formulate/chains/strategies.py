@@ -1,0 +1,306 @@
+"""The strategies worth having for every layer over a mesh: tables of all of them, and the cheapest chains' priced.
+
+Every layer class is solved by elimination for all pairs of states at its cuts, in every mode (ZeRO level and axes,
+recomputation) and for a ladder of prices per byte. The cheapest chain at a price is a Lagrangian lower bound on every
+plan under the byte limit. The strategies on the cheapest chains (for each price, of all modes together and of each
+mode alone) are lowered and priced exactly: they are the columns that scenarios choose from.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+from typing import TypeAlias
+
+import numpy as np
+
+from autopar.cost.layer import LayerFigures
+from autopar.cost.pricer import Pricer
+from autopar.engine.min_plus import cheapest_ways
+from autopar.engine.stack_problem import Choices, Floats
+from autopar.formulate.chains.columns import Budget, Column, choices_of
+from autopar.formulate.chains.dual import Dual
+from autopar.formulate.chains.figures import LoweredLayer, layer_figures, lowered
+from autopar.formulate.chains.known import Known
+from autopar.formulate.chains.siblings import Siblings
+from autopar.formulate.layers.labels import LabelSpace, label_space
+from autopar.formulate.layers.ladder import ONLY_BYTES
+from autopar.formulate.layers.rates import ParameterRates
+from autopar.formulate.layers.relayout_prices import RelayoutPrices
+from autopar.formulate.layers.run_tables import Arc, CheapestChains, Family, RunTables
+from autopar.formulate.layers.runs import LayerRun, Surroundings, alike
+from autopar.formulate.layers.storing import held_bytes
+from autopar.formulate.layers.tables import Price, Setting, SpaceCosts, space_costs
+from autopar.graph import Layout
+from autopar.plan import LayerStrategy, data_axes_of
+
+STORAGES_TRIED = 3
+"""How many storage layouts of a tied parameter are followed up at each price."""
+
+_ByPrice: TypeAlias = dict[Price, float]
+_Choice: TypeAlias = tuple[tuple[int, ...], int, str]
+"""Labels of a layer's variables, ZeRO level, recomputation."""
+
+
+@dataclass(eq=False)
+class Chains:
+    """Tables and columns of a model's layers over a mesh.
+
+    `shares`: devices' worth of memory that all layers together have (stages of a pipeline). `in_flight`: numbers of
+    microbatches under way that are reckoned with. `known`: of whoever shares it.
+    """
+
+    runs: tuple[LayerRun, ...]
+    setting: Setting
+    pricer: Pricer
+    budget: Budget
+    known: Known
+    shares: int = 1
+    in_flight: tuple[int, ...] = (1,)
+    states: dict[Layout, int] = field(default_factory=dict)
+    dual: Dual = field(init=False)
+    _tables: list[RunTables] = field(default_factory=list)
+    _steps: list[tuple[list[Price], list[Floats]]] = field(default_factory=list)
+    _longest: tuple[list[Price], list[Floats], Floats] | None = None
+
+    def __post_init__(self) -> None:
+        limit = None if self.budget.limit_bytes is None else float(self.budget.limit_bytes * self.shares)
+        self.dual = Dual(limit, self.in_flight, 0.0 if self.setting.staged else 1.0)
+        self._siblings.members.append(self)
+
+    @cached_property
+    def _siblings(self) -> Siblings:
+        """All chains over the mesh that have the same choices."""
+        key = (id(self.runs), self.setting.mesh, self.setting.groups, self._own_batch, self.in_flight)
+        return self.known.siblings.setdefault(key, Siblings())
+
+    @cached_property
+    def _own_batch(self) -> int:
+        """The batch where the choices are laid out for it alone; 0: for all batches, in which some are illegal."""
+        batch = self.setting.batch
+        layers = dict.fromkeys(run.around for run in self.runs)
+        shared = batch % prod(self.setting.sizes) == 0 or all(self._laid(around, 0).serves(batch) for around in layers)
+        return 0 if shared else batch
+
+    @cached_property
+    def possible(self) -> bool:
+        """Whether pins and batch leave every layer layouts for its values at both ends and a way to be kept."""
+        ends = [(run.around, *run.around.states(self.setting.sizes, self.setting.batch)) for run in self.runs]
+        return all(
+            behind
+            and any(not zero or data_axes_of(x, around.entry.batch_dim) for x in before for zero in around.pins.zero)
+            for around, before, behind in ends
+        )
+
+    @property
+    def weight_share(self) -> float:
+        """No more of the seconds of any layer priced so far makes gradients of weights apart (`SpaceCosts`)."""
+        return max((costs.weight_share for costs in self._costs.values()), default=0.0)
+
+    @property
+    def least_forward_s(self) -> list[float]:
+        """For each run, seconds that no forward pass of a layer can beat; 0 where it isn't priced."""
+        found = [self._costs.get(replace(alike(run.around), passing=())) for run in self.runs]
+        return [0.0 if costs is None else costs.least_forward_s for costs in found]
+
+    # --- prices ---------------------------------------------------------------------------------------------------
+
+    @property
+    def relayouts(self) -> RelayoutPrices:
+        """Prices of layout changes."""
+        return self.known.relayouts(self.setting.mesh)
+
+    @cached_property
+    def rates(self) -> ParameterRates:
+        """What keeping parameters costs: the same for any number of microbatches but one."""
+        setting, several = self.setting, self.setting.num_microbatches > 1
+        key = (id(self.runs), setting.mesh, setting.staged, several)
+        if key not in self.known.rates:
+            self.known.rates[key] = ParameterRates(
+                self.pricer, setting.mesh, self.budget.policy, self.budget.optimizer,
+                1 + several, self._trained_elements(), setting.staged,
+            )  # fmt: skip
+        return self.known.rates[key]
+
+    def costs_in(self, around: Surroundings) -> SpaceCosts:
+        """Costs of a layer in surroundings that stand for all that are `alike`."""
+        key = replace(around, passing=())
+        if key not in self._costs:
+            same = dict.fromkeys(run.around for run in self.runs if replace(alike(run.around), passing=()) == key)
+            self._costs[key] = space_costs(
+                self.space_of(around), list(same), self.setting, self.known.calls, self.relayouts
+            )
+        return self._costs[key]
+
+    @cached_property
+    def _costs(self) -> dict[Surroundings, SpaceCosts]:
+        return {}
+
+    def space_of(self, around: Surroundings) -> LabelSpace:
+        """The choices there are, some of which may be illegal at the setting's batch."""
+        return self._laid(around, self._own_batch)
+
+    def _laid(self, around: Surroundings, batch: int) -> LabelSpace:
+        """The choices laid out for a batch, or (0) for one that can be dealt evenly over all devices."""
+        around, sizes = replace(alike(around), passing=(), owned=()), self.setting.sizes
+        key = around, sizes, batch
+        if key not in self.known.spaces:
+            layer = next(run.layer for run in self.runs if run.around.class_index == around.class_index)
+            self.known.spaces[key] = label_space(layer, around, sizes, batch or prod(sizes))
+        return self.known.spaces[key]
+
+    def number(self, space: LabelSpace) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Numbers of the layouts in front and behind."""
+        ends = (space.variables[space.entry].layouts, space.variables[space.exit].layouts)
+        before, behind = (tuple(self.states.setdefault(x, len(self.states)) for x in e) for e in ends)
+        return before, behind
+
+    def _trained_elements(self) -> int:
+        """Elements of all parameters, a power of two."""
+        total = sum(
+            run.count * prod(run.layer.values[name].shape_at(1))
+            for run in self.runs
+            for name, owned in zip(run.layer.params, run.around.owned, strict=True)
+            if owned
+        )
+        return 1 << max(10, total.bit_length())
+
+    # --- bounds ---------------------------------------------------------------------------------------------------
+
+    def bound(self, level: int) -> None:
+        """Find bounds, together with all siblings (`Siblings.bound`)."""
+        self._siblings.bound(level)
+
+    @property
+    def bound_s(self) -> float:
+        """Seconds that no plan under the limit can beat, by the prices of bytes."""
+        if self.dual.points or self._longest is None:
+            return self.dual.bound_s
+        return float(self._longest[2][0])
+
+    @property
+    def least_bytes(self) -> float:
+        """Bytes that every plan holds at least (temporaries apart)."""
+        if self.dual.points or self._longest is None:
+            return self.dual.least_bytes[self.in_flight[0]]
+        return float(self._longest[2][1])
+
+    def step_costs(self) -> tuple[list[Price], list[Floats]]:
+        """Prices, and for each run the least cost (P, S, S) of one layer at each, whatever the tied storage."""
+        if not self._steps and self._longest is not None:
+            return self._longest[:2]
+        prices = [price for asked, _ in self._steps for price in asked]
+        return prices, [np.concatenate(own) for own in zip(*(costs for _, costs in self._steps), strict=True)]
+
+    def note_longest(self, tables: RunTables, prices: list[Price]) -> None:
+        """Take bounds from the longest run alone: others cost nothing and join any states."""
+        longest = max(self.runs, key=lambda run: run.count)
+        steps = tables.steps(prices, None, tables.around.pins.zero, len(self.states)).min(axis=(1, 2))
+        free = np.zeros(len(self.states))
+        costs = cheapest_ways([longest.count], [steps], free, free).totals
+        each = [steps if run is longest else np.zeros_like(steps) for run in self.runs]
+        self._longest = prices, each, costs
+
+    def note(self, tables: list[RunTables], prices: list[Price]) -> None:
+        """Take from the tables at some prices what bounds are made of."""
+        self._tables = tables
+        if self.setting.staged:
+            size = len(self.states)
+            steps = [t.steps(prices, None, t.around.pins.zero, size).min(axis=(1, 2)) for t in tables]
+            self._steps.append((prices, steps))
+        cheapest = self._cheapest(prices)
+        costs = cheapest.costs()
+        held, saved = self._bytes(cheapest, [p for p, c in zip(prices, costs, strict=True) if np.isfinite(c)])
+        for price, cost in zip(prices, costs.tolist(), strict=True):
+            self.dual.note(price, cost, held.get(price, 0.0), saved.get(price, 0.0))
+        self._tables = []
+
+    def _bytes(
+        self, cheapest: CheapestChains, prices: Sequence[Price]
+    ) -> tuple[dict[Price, float], dict[Price, float]]:
+        """Bytes that the cheapest chain at each price holds, and those that it holds for each microbatch in flight."""
+        held: _ByPrice = defaultdict(float)
+        saved: _ByPrice = defaultdict(float)
+        limited = [p for p in prices if p[0] != ONLY_BYTES and self.budget.limit_bytes is not None]
+        uses = [(p, use) for p in limited for ways in cheapest.best(cheapest.prices.index(p), 1) for use in ways]
+        for r, tables in enumerate(self._tables):
+            mine = [(price, arc, times) for price, (run, arc, times) in uses if run == r]
+            costs = self.costs_in(tables.around)
+            for (price, arc, times), labels in zip(mine, tables.labels([arc for _, arc, _ in mine]), strict=True):
+                mode = tables.modes[arc.mode]
+                kind = costs.kinds.index(mode.recompute)
+                kept = sum(float(of[kind][x]) for of, x in zip(costs.kept, labels.tolist(), strict=True))
+                saved[price] += times * kept
+                held[price] += times * held_bytes(
+                    tables.space, tables.around, self.setting, self.rates, mode, labels
+                )  # fmt: skip
+        return held, saved
+
+    def _cheapest(self, prices: Sequence[Price], family: Family | None = None) -> CheapestChains:
+        return CheapestChains.of(self._tables, [run.count for run in self.runs], prices, family, len(self.states))
+
+    @property
+    def _only_bytes(self) -> Price:
+        return ONLY_BYTES, self.in_flight[0], 1.0
+
+    def _make_tables(self, prices: Sequence[Price]) -> None:
+        """Tables for columns at some prices, and for those that hold least."""
+        asked = [*prices, self._only_bytes]
+        self._tables = self._siblings.tables({self: asked}, bounding=False, runs=self.runs)[self]
+
+    # --- columns --------------------------------------------------------------------------------------------------
+
+    def columns(self, leanest: bool = False) -> tuple[tuple[Column, ...], ...]:
+        """The strategies on the cheapest chains of each run, priced exactly; `leanest`: only those that hold least.
+
+        The leanest don't depend on the limit and are always among all. The columns of stages serve any number in
+        flight: they are those with the most.
+        """
+        self.bound(2)
+        prices = [] if leanest else [(price, self.in_flight[-1], 1.0) for price in self.dual.fine()]
+        self._make_tables(prices)
+        found: list[dict[_Choice, Column]] = [{} for _ in self.runs]
+        programs: dict[tuple[int, tuple[int, ...], str], LoweredLayer] = {}
+        arcs = list(dict.fromkeys(self._promising([*prices, self._only_bytes])))
+        for (r, arc), choice in zip(arcs, self._choices(arcs), strict=True):
+            if choice in found[r]:
+                continue
+            labels, zero, recompute = choice
+            strategy = self._tables[r].space.strategy(dict(enumerate(labels)), zero, recompute)
+            if (r, labels, recompute) not in programs:
+                programs[r, labels, recompute] = lowered(self.runs[r], strategy, self.setting, self.known.calls)
+            tie = arc.storage * 4 + zero if arc.storage >= 0 else -1
+            found[r][choice] = Column(strategy, self._figures(r, strategy, programs[r, labels, recompute]), tie)
+        self._tables = []
+        self._costs.clear()
+        return tuple(tuple(c.values()) for c in found)
+
+    def choices(self, columns: Sequence[Column]) -> Choices:
+        """Columns of one run as choices of the stack problem."""
+        return choices_of(columns, self.states)
+
+    def _promising(self, prices: list[Price]) -> Iterator[tuple[int, Arc]]:
+        """Arcs of the cheapest chains at the prices, over all modes and for each family of modes alone."""
+        families = {(m.zero, m.recompute) for t in self._tables for m in t.modes}
+        chains = [self._cheapest(prices, family) for family in (None, *sorted(families))]
+        for p in range(len(prices)):
+            for cheapest in chains:
+                for arcs in cheapest.best(p, STORAGES_TRIED):
+                    yield from ((r, arc) for r, arc, _ in arcs)
+
+    def _choices(self, arcs: Sequence[tuple[int, Arc]]) -> list[_Choice]:
+        """What arcs stand for: many prices come to the same."""
+        found: list[_Choice] = [((), 0, "")] * len(arcs)
+        for r, tables in enumerate(self._tables):
+            mine = [i for i, (run, _) in enumerate(arcs) if run == r]
+            for i, labels in zip(mine, tables.labels([arcs[i][1] for i in mine]).tolist(), strict=True):
+                mode = tables.modes[arcs[i][1].mode]
+                found[i] = tuple(labels), mode.zero, mode.recompute
+        return found
+
+    def _figures(self, r: int, strategy: LayerStrategy, program: LoweredLayer) -> LayerFigures:
+        policy, optimizer = self.budget.policy, self.budget.optimizer
+        return layer_figures(self.runs[r], strategy, self.setting, self.pricer, policy, optimizer, program)

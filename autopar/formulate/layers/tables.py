@@ -1,0 +1,307 @@
+"""Prices on the labels of a layer: the numbers that elimination minimises.
+
+For a mode (ZeRO level over some data axes, recomputation or not, a price per byte held) the cost of a labelling is
+
+    microbatches * (forward + backward + what runs again) + parameter synchronisation + optimizer + price * bytes
+
+The bytes counted are parameters, states and gradients exactly, and each saved activation once: with the price as a
+Lagrange multiplier the minimum is a lower bound on any plan under a byte limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopar.engine.label_graph import LabelGraph, Labels
+from autopar.formulate.layers.call_prices import CallPrices
+from autopar.formulate.layers.kept import kept_bytes
+from autopar.formulate.layers.labels import Edge, LabelSpace, at_cut, dealt_layouts
+from autopar.formulate.layers.relayout_prices import RelayoutPrices
+from autopar.formulate.layers.runs import Surroundings
+from autopar.graph import LayerClass, Op
+from autopar.plan import MeshAxis
+from autopar.shard.put_off import most_put_off
+from autopar.shard.regions import rerun_regions
+from autopar.shard.saved import last_saver, saves_its_own
+
+Array = NDArray[np.float64]
+
+Pair: TypeAlias = tuple[int, int]
+
+Price: TypeAlias = tuple[float, int, float]
+"""Seconds a byte costs, microbatches in flight, and the weight of seconds once a step."""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """What is the same for a whole layer: ZeRO level and the axes it shards over, recomputation, prices.
+
+    The cost of a labelling is `second_weight` times its seconds plus `byte_price` times its bytes, saved activations
+    counting `in_flight` times, seconds once a step also times `once_weight`.
+    """
+
+    zero: int
+    data_axes: tuple[int, ...]
+    recompute: str
+    byte_price: float
+    second_weight: float = 1.0
+    in_flight: int = 1
+    once_weight: float = 1.0
+
+    @property
+    def price(self) -> Price:
+        """What the bytes and seconds count."""
+        return self.byte_price, self.in_flight, self.once_weight
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a scenario fixes: the mesh, samples of a global microbatch and how many of them make a step.
+
+    `groups`: of devices among which stages are dealt. With several gradients are whole, whatever ZeRO, until the step
+    ends.
+    """
+
+    mesh: tuple[MeshAxis, ...]
+    batch: int
+    num_microbatches: int
+    groups: int = 1
+
+    @property
+    def staged(self) -> bool:
+        """Whether layers are in one stage of several."""
+        return self.groups > 1
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Sizes of the mesh axes."""
+        return tuple(axis.size for axis in self.mesh)
+
+
+@dataclass
+class Seconds:
+    """Seconds of one microbatch on the labels of a space, by variable and by pair of variables."""
+
+    single: list[Array]
+    pair: dict[tuple[int, int], Array] = field(default_factory=dict)
+
+    def add_pair(self, source: int, target: int, seconds: Array) -> None:
+        """Add seconds that two variables decide, or, if they are one, its labels."""
+        if source == target:
+            self.single[source] += np.diagonal(seconds)
+        else:
+            self.pair[source, target] = self.pair.get((source, target), 0.0) + seconds
+
+
+@dataclass
+class SpaceCosts:
+    """Seconds and bytes of one microbatch on the labels of a space.
+
+    By kind of recomputation `rerun`: of what runs again in the backward, 0 where a label is illegal; `kept_bytes`: of
+    what is kept for it. `weight_share`: no more of the seconds of both passes makes gradients of weights apart.
+    """
+
+    space: LabelSpace
+    forward: Seconds
+    backward: Seconds
+    rerun: dict[str, Seconds]
+    kept_bytes: dict[str, list[Array]]
+    weight_share: float = 0.0
+
+    @property
+    def least_forward_s(self) -> float:
+        """Seconds that no forward pass of the layer can beat."""
+        return sum(float(np.min(seconds)) for seconds in self.forward.single)
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of recomputation, in the order of the arrays by kind."""
+        return tuple(self.rerun)
+
+    @cached_property
+    def single(self) -> list[Array]:
+        """For each variable all seconds of a microbatch (kinds, labels)."""
+        both = [f + b for f, b in zip(self.forward.single, self.backward.single, strict=True)]
+        return [np.stack([x + self.rerun[kind].single[v] for kind in self.kinds]) for v, x in enumerate(both)]
+
+    @cached_property
+    def pair(self) -> dict[tuple[int, int], Array]:
+        """For each pair of variables all seconds of a microbatch (kinds, labels, labels)."""
+        return {
+            key: np.stack([f + self.backward.pair[key] + self.rerun[kind].pair.get(key, 0.0) for kind in self.kinds])
+            for key, f in self.forward.pair.items()
+        }
+
+    @cached_property
+    def kept(self) -> list[Array]:
+        """For each variable the bytes kept for the backward (kinds, labels)."""
+        return [np.stack([self.kept_bytes[k][v] for k in self.kinds]) for v in range(len(self.space.variables))]
+
+
+def space_costs(
+    space: LabelSpace,
+    surroundings: Sequence[Surroundings],
+    setting: Setting,
+    calls: CallPrices,
+    relayouts: RelayoutPrices,
+) -> SpaceCosts:
+    """Price every label and every pair of labels of a layer at the setting's microbatch.
+
+    `surroundings` are those of layers that differ in what they keep alone: the bytes are the least of any.
+    """
+    kinds = surroundings[0].pins.recompute
+    again = {kind: _Again(space.layer, kind) for kind in kinds}
+    forward, backward = (Seconds([np.zeros(len(v)) for v in space.variables]) for _ in range(2))
+    rerun = {kind: Seconds([np.zeros(len(v)) for v in space.variables]) for kind in kinds}
+    share = 0.0
+    for placed, ahead, behind in calls.of(space, setting.batch, setting.mesh):
+        forward.single[placed.variable] += ahead
+        backward.single[placed.variable] += behind
+        if setting.staged and (most := most_put_off(placed.op, space.layer)):
+            legal = np.isfinite(ahead) & (ahead + behind > 0)
+            share = max(share, most * float((behind[legal] / (ahead + behind)[legal]).max(initial=0.0)))
+        for kind in kinds:
+            if placed.op.name in again[kind].ops:
+                rerun[kind].single[placed.variable] += _finite(ahead)
+    for v, spec in ((space.entry, surroundings[0].entry), (space.exit, surroundings[0].leave)):
+        barred = [x is None for x in dealt_layouts(spec, space.variables[v].layouts, space.sizes, setting.batch)]
+        forward.single[v][barred] = np.inf
+    for edge in space.edges:
+        ends = edge.source.variable, edge.target.variable
+        sources, targets = (space.dealt(edge.value, home, setting.batch) for home in (edge.source, edge.target))
+        ahead, behind = relayouts.table(space.layer.values[edge.value], sources, targets, setting.batch)
+        forward.add_pair(*ends, ahead)
+        backward.add_pair(*ends, behind)
+        for kind in kinds:
+            if again[kind].includes(edge):
+                rerun[kind].add_pair(*ends, _finite(ahead))
+    kept = kept_bytes(space, surroundings, setting.batch, kinds)
+    return SpaceCosts(space, forward, backward, rerun, kept, share)
+
+
+def _finite(seconds: Array) -> Array:
+    return np.where(np.isinf(seconds), 0.0, seconds)
+
+
+class _Again:
+    """What of a layer runs again under a kind of recomputation, as `run_again` says of its lowered programs."""
+
+    def __init__(self, layer: LayerClass, kind: str) -> None:
+        self._layer = layer
+        self._ends: list[tuple[frozenset[str], int]] = []
+        ops: list[Op] = []
+        for region in rerun_regions(layer, kind):
+            end = last_saver([op if op.name in region else None for op in layer.ops])
+            self._ends.append((region, end))
+            ops += [op for op in layer.ops[: end + 1] if op.name in region]
+            ops = ops[: len(ops) - (end >= 0 and not saves_its_own(layer.ops[end]))]
+        self.ops = frozenset(op.name for op in ops)
+
+    def includes(self, edge: Edge) -> bool:
+        """Whether a change of layout is made again."""
+        return any(edge.place <= end and self._inside(edge, region) for region, end in self._ends)
+
+    def _inside(self, edge: Edge, region: frozenset[str]) -> bool:
+        if len(region) == len(self._layer.ops):
+            return True
+        maker = self._layer.producer.get(edge.value)
+        return maker is not None and maker.name in region and not region.isdisjoint(edge.readers)
+
+
+def passing_seconds(space: LabelSpace, around: Surroundings, setting: Setting, relayouts: RelayoutPrices) -> Array:
+    """Seconds of relaying the values that pass the layer by, for each pair of states, shape (entry, exit)."""
+    before, behind = space.variables[space.entry].layouts, space.variables[space.exit].layouts
+    total = np.zeros((len(before), len(behind)))
+    for value in around.passing:
+        sources = at_cut(value.spec, around.entry, before, value.main_in_front)
+        targets = at_cut(value.spec, around.leave, behind, value.main_behind)
+        total += sum(relayouts.table(value.spec, sources, targets, setting.batch))
+    return total
+
+
+# --- modes --------------------------------------------------------------------------------------------------------
+
+
+class Part(NamedTuple):
+    """A layer in one setting, and the modes asked for.
+
+    `passing` (entry, exit) are the seconds that values passing the layer by take, `stored` are variables with what
+    keeping parameters costs on their labels in each mode (`storing.py`).
+    """
+
+    costs: SpaceCosts
+    passing: Array
+    setting: Setting
+    modes: Sequence[Mode]
+    stored: Sequence[tuple[int, Array]]
+
+
+def label_graph(parts: Sequence[Part]) -> LabelGraph:
+    """The labelling problem of a layer with one scenario for each mode of each part; all parts have one space.
+
+    Entry, exit and tied variables stay open.
+    """
+    space = parts[0].costs.space
+    sizes = tuple(len(v) for v in space.variables)
+    return LabelGraph(sizes, *label_costs(parts), (space.entry, space.exit, *space.tied))
+
+
+def label_costs(
+    parts: Sequence[Part],
+    picks: Mapping[Pair, tuple[Labels, Labels]] = MappingProxyType({}),
+    entries: Labels | None = None,
+) -> tuple[dict[int, Array], dict[Pair, Array]]:
+    """Costs of `label_graph` by variable and by pair of variables.
+
+    Of pairs at the labels `picks`; where `entries` are given there are only these labels of the entry, and picks and
+    what is stored are those among them.
+    """
+    space, owner = parts[0].costs.space, np.repeat(np.arange(len(parts)), [len(part.modes) for part in parts])
+    modes = [mode for part in parts for mode in part.modes]
+    kinds = parts[0].costs.kinds
+    kind = np.array([kinds.index(mode.recompute) for mode in modes], dtype=np.intp)
+    # No weight is 0: what is illegal costs inf, and 0 times inf is no number.
+    weights = np.maximum([mode.second_weight for mode in modes], np.finfo(float).tiny)
+    weights *= np.array([part.setting.num_microbatches for part in parts])[owner]
+    prices = np.array([mode.byte_price * mode.in_flight for mode in modes])
+    unary: dict[int, Array] = {}
+    for v in range(len(space.variables)):
+        unary[v] = weights[:, None] * _of_modes([part.costs.single[v] for part in parts], owner, kind)
+        kept = [part.costs.kept[v] for part in parts]
+        if any(x.any() for x in kept):
+            unary[v] += prices[:, None] * _of_modes(kept, owner, kind)
+    if entries is not None:
+        unary[space.entry] = unary[space.entry][:, entries]
+        picks = {
+            (i, j): (entries[a] if i == space.entry else a, entries[b] if j == space.entry else b)
+            for (i, j), (a, b) in picks.items()
+        }
+    for same in zip(*(part.stored for part in parts), strict=True):
+        unary[same[0][0]] += np.concatenate([kept for _, kept in same])
+    every = weights[:, None, None]
+    pair: dict[Pair, Array] = {}
+    for key in parts[0].costs.pair:
+        seconds = [part.costs.pair[key] for part in parts]
+        if key in picks:
+            seconds = [x[:, picks[key][0]][:, :, picks[key][1]] for x in seconds]
+        pair[key] = every * _of_modes(seconds, owner, kind)
+    ends = (space.entry, space.exit)
+    passing = np.stack([part.passing for part in parts])
+    passing = passing[:, picks[ends][0]][:, :, picks[ends][1]] if ends in picks else passing
+    pair[ends] = pair.get(ends, 0.0) + every * passing[owner]
+    return unary, pair
+
+
+def _of_modes(costs: Sequence[Array], owner: Labels, kind: Labels) -> Array:
+    """Of each mode the costs of its part and kind; `costs` (kinds, ...) of each part."""
+    if len(costs) == 1:
+        return costs[0][kind]
+    found: Array = np.stack(costs)[owner, kind]
+    return found

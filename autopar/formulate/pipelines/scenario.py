@@ -1,0 +1,318 @@
+"""One pipeline scenario: a mesh for each group of devices, a microbatch, a schedule. Where to cut, how to run it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from autopar.cost.orders import Shape
+from autopar.cost.schedule import holdings, weights_behind
+from autopar.engine.partition import bound_s, least_step_s, partitions
+from autopar.engine.stack_problem import Floats
+from autopar.formulate.layers.tables import Setting
+from autopar.formulate.pipelines.book import Chunk, GroupPlan, Ranges, Seam, StageBook, StagePart
+from autopar.formulate.pipelines.ground import Ground
+from autopar.formulate.pipelines.piped import PipedTime, run
+from autopar.formulate.pipelines.stages import even_cuts
+from autopar.graph import DTYPE_BYTES
+from autopar.plan import Between
+from autopar.schedules import SPLIT
+
+CANDIDATES = 24
+"""Partitions simulated at most for one seam."""
+
+Cuts = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class SolvedPipeline:
+    """A pipeline in full: plans of the groups of devices, where these stand, what they send each other, and a step in
+    time."""
+
+    shape: Shape
+    setting: Setting
+    groups: tuple[GroupPlan, ...]
+    time: PipedTime
+    between: Between
+    ground: Ground
+
+    @property
+    def step_time_s(self) -> float:
+        """Seconds of a step."""
+        return self.time.simulation.step_time_s
+
+    @property
+    def stages(self) -> list[StagePart]:
+        """The stages in order of the model."""
+        return _in_order(self.groups, self.shape)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes of tensors on the fullest device."""
+        return max(group.peak_bytes for group in self.groups)
+
+
+@dataclass
+class PipelineScenario:
+    """`books`: what stages can be, for each group of devices. `cuts` None: wherever pays.
+
+    `ideal_s`: seconds of a microbatch at the devices' full speed, 0 if not known.
+    """
+
+    books: tuple[StageBook, ...]
+    ground: Ground
+    shape: Shape
+    cuts: Cuts | None = None
+    ideal_s: float = 0.0
+
+    @property
+    def book(self) -> StageBook:
+        """The first group's, for what all have in common."""
+        return self.books[0]
+
+    @property
+    def possible(self) -> bool:
+        """Whether pins and batch leave plans at all."""
+        return all(book.chains.possible for book in dict.fromkeys(self.books))
+
+    @property
+    def _seams(self) -> list[Seam]:
+        """Seams worth trying on some group and possible on all."""
+        books = list(dict.fromkeys(self.books))
+        return [s for s in dict.fromkeys(seam for b in books for seam in b.seams) if all(b.knows(s) for b in books)]
+
+    @property
+    def name(self) -> str:
+        """Stages, mesh and microbatches."""
+        shape, setting = self.shape, self.book.chains.setting
+        chunks = f" in {shape.chunks} chunks each" if shape.chunks > 1 else ""
+        mesh = "x".join(map(str, setting.sizes)) or "1"
+        return (
+            f"{shape.groups} stages ({shape.schedule}){chunks} of {mesh} devices, "
+            f"{shape.num_microbatches} microbatches of {setting.batch}"
+        )
+
+    @property
+    def least_bytes(self) -> float:
+        """No plan of the scenario holds less than this on every device, once bounded."""
+        return min(book.least_bytes for book in self.books)
+
+    def quick_bound_s(self) -> float:
+        """A bound from the model's operations alone."""
+        shape = self.shape
+        if self._fixed is not None or len(set(self.books)) > 1:
+            return shape.num_microbatches * self.ideal_s / shape.groups
+        share = 1 / 3 if shape.schedule in SPLIT else 0.0  # of the FLOPs of a product with a weight
+        return least_step_s(self.ideal_s, shape.num_microbatches, weights_behind(shape), share)
+
+    def first_bound_s(self) -> float:
+        """A bound from the longest run of layers alone, at less cost; inf where no plan is legal."""
+        return self._bound_by([book.rough_ranges for book in self.books]) if self.possible else np.inf
+
+    def bound_s(self) -> float:
+        """Seconds that no plan of this scenario under the limit can beat; inf where none is legal or small enough."""
+        return self._bound_by([book.ranges for book in self.books])
+
+    def _bound_by(self, ranges: Sequence[Ranges]) -> float:
+        return bound_s(*self._bounds(ranges)) if self._fixed is None else self._fixed_bound(self._fixed, ranges)
+
+    @property
+    def _fixed(self) -> Cuts | None:
+        """Cuts that aren't searched for: those given; with several chunks a device the most even ones."""
+        if self.cuts is None and self.shape.chunks > 1:
+            return even_cuts(len(self.book.units), self.shape.stages)
+        return self.cuts
+
+    def _bounds(self, ranges: Sequence[Ranges]) -> tuple[Floats, Floats]:
+        """Of each stage, which is a group, by the group's ranges; in two ways where passes of weights are apart."""
+        by_count: dict[tuple[Ranges, int], Floats] = {}
+        for key in zip(ranges, self._in_flight, strict=True):
+            if key not in by_count:
+                by_count[key] = key[0].load(key[1])
+        loads = np.stack([by_count[key] for key in zip(ranges, self._in_flight, strict=True)])
+        spans = np.stack([own.micro_s for own in ranges])
+        if self.shape.schedule not in SPLIT:
+            return loads[None], spans[None]
+        ahead = np.where(np.isfinite(spans), np.stack([own.forward_s for own in ranges]), np.inf)
+        share = np.array([own.weight_share for own in ranges])[:, None, None]
+        kept_up = 1 - share * np.array(weights_behind(self.shape))[:, None, None] / self.shape.num_microbatches
+        return np.stack([loads, kept_up * loads]), np.stack([ahead, (1 - share) * spans])
+
+    def _fixed_bound(self, cuts: Cuts, ranges: Sequence[Ranges]) -> float:
+        """Each group waits for the stages before it and then has all its chunks to do."""
+        found, before, ahead = [], 0.0, 0.0
+        for g, chunks in enumerate(self._chunks(cuts)):
+            own, stages = ranges[g], self.shape.stages_of(g)
+            load = own.joint_load(chunks, [self._in_flight[s] for s in stages])
+            share = own.weight_share if self.shape.schedule in SPLIT else 0.0
+            late = max(weights_behind(self.shape)[s] for s in stages)
+            found += [ahead + load, before + (1 - share * late / self.shape.num_microbatches) * load]
+            first, end = chunks[0].first, chunks[0].end
+            before += (1 - share) * float(own.micro_s[first, end])
+            ahead += float(own.forward_s[first, end])
+        return max(found)
+
+    @cached_property
+    def _in_flight(self) -> tuple[int, ...]:
+        """For each stage, of how many microbatches activations are held beside all gradients of its group of devices.
+
+        All stages of a group hold so much at one time. A step of one microbatch is bounded without gradients.
+        """
+        shape, found = self.shape, [0] * self.shape.stages
+        for group in range(shape.groups):
+            full = [h.saved for h in holdings(shape, group) if shape.num_microbatches == 1 or all(h.grown)]
+            most = max(full, key=sum, default=(0,) * shape.chunks)
+            for stage, saved in zip(shape.stages_of(group), most, strict=True):
+                found[stage] = saved
+        return tuple(found)
+
+    # --- exact ----------------------------------------------------------------------------------------------------
+
+    def solve(self, cutoff_s: float = np.inf) -> SolvedPipeline | None:
+        """The fastest plan below `cutoff_s`, None if none was found."""
+        if not self.possible:
+            return None
+        best: SolvedPipeline | None = None
+        for seam in self._seams:
+            fixed = self._fixed
+            tried = self._search(seam, cutoff_s) if fixed is None else self._at_cuts(fixed, seam, cutoff_s)
+            if tried is not None and tried.step_time_s < cutoff_s:
+                best, cutoff_s = tried, tried.step_time_s
+        return best
+
+    def enough_bytes(self) -> float:
+        """A limit under which `solve` has an answer, near the least there is; inf where nothing is legal."""
+        return self.tightest()[0]
+
+    def tightest(self) -> tuple[float, int]:
+        """Of the most even stages, all as lean as can be, the one that holds most: its bytes and its number."""
+        cuts = self._fixed or even_cuts(len(self.book.units), self.shape.stages)
+        found = [
+            max(
+                (self.books[g].least_peak(c, holdings(self.shape, g), seam), g)
+                for g, c in enumerate(self._chunks(cuts))
+            )
+            for seam in self._seams
+        ]
+        return min(found, default=(np.inf, 0))
+
+    def _at_cuts(self, cuts: Cuts, seam: Seam, cutoff_s: float) -> SolvedPipeline | None:
+        plans: list[GroupPlan] = []
+        for g, chunks in enumerate(self._chunks(cuts)):
+            plan = self._solved(g, chunks, seam, cutoff_s)
+            if plan is None:
+                return None
+            plans.append(plan)
+        return self._simulated(plans, seam)
+
+    def _chunks(self, cuts: Cuts) -> list[tuple[Chunk, ...]]:
+        """Chunks of each group."""
+        stages = [Chunk(a, b) for a, b in pairwise(cuts)]
+        return [tuple(stages[s] for s in self.shape.stages_of(g)) for g in range(self.shape.groups)]
+
+    def _solved(self, group: int, chunks: Sequence[Chunk], seam: Seam, cutoff_s: float) -> GroupPlan | None:
+        book = self.books[group]
+        return book.solve(chunks, holdings(self.shape, group), seam, book.chains.budget.limit_bytes, cutoff_s)
+
+    def _search(self, seam: Seam, cutoff_s: float) -> SolvedPipeline | None:
+        """Look at partitions in order of their bound; a stage is solved when a partition with it comes first."""
+        loads, spans = self._bounds([book.ranges for book in self.books])
+        exact: dict[tuple[int, int, int], GroupPlan | None] = {}
+        best: SolvedPipeline | None = None
+        seen: set[Cuts] = set()
+        while len(seen) < CANDIDATES:
+            cuts = self._next(loads, spans, seen, cutoff_s)
+            if cuts is None:
+                break
+            chunks = self._chunks(cuts)
+            unknown = [i for i, (c,) in enumerate(chunks) if (i, c.first, c.end) not in exact]
+            for i in unknown:
+                self._learn(i, chunks[i][0], seam, exact, loads, spans, cutoff_s)
+            if unknown:
+                continue
+            seen.add(cuts)
+            found = self._at_cuts(cuts, seam, cutoff_s)
+            if found is not None and found.step_time_s < cutoff_s:
+                best, cutoff_s = found, found.step_time_s
+        return best
+
+    def _next(self, loads: Floats, spans: Floats, seen: set[Cuts], cutoff_s: float) -> Cuts | None:
+        """The first partition not seen yet whose bound is below the cutoff."""
+        for bound, cuts in partitions(loads, spans):
+            if bound >= cutoff_s:
+                return None
+            if cuts not in seen:
+                return cuts
+        return None
+
+    def _learn(
+        self,
+        stage: int,
+        chunk: Chunk,
+        seam: Seam,
+        exact: dict[tuple[int, int, int], GroupPlan | None],
+        loads: Floats,
+        spans: Floats,
+        cutoff_s: float,
+    ) -> None:
+        """Put a stage's exact figures in the place of its bounds."""
+        plan = self._solved(stage, (chunk,), seam, cutoff_s)
+        exact[stage, chunk.first, chunk.end] = plan
+        place = stage, chunk.first, chunk.end
+        if plan is None:
+            loads[(slice(None), *place)] = spans[(slice(None), *place)] = np.inf
+            return
+        (part,) = plan.chunks
+        micro = part.forward_s + part.backward_s
+        loads[0][place], spans[0][place] = self.shape.num_microbatches * micro, micro
+        if self.shape.schedule in SPLIT:
+            late = weights_behind(self.shape)[stage]
+            spans[0][place] = part.forward_s
+            loads[1][place] = self.shape.num_microbatches * micro - late * part.weight_s
+            spans[1][place] = micro - part.weight_s
+
+    def _simulated(self, groups: Sequence[GroupPlan], seam: Seam) -> SolvedPipeline:
+        shape, setting = self.shape, self.book.chains.setting
+        stages = _in_order(groups, shape)
+        between = self._between(stages, seam)
+        seconds = [stage.seconds for stage in stages]
+        found = run(shape, seconds, between, self.ground)
+        return SolvedPipeline(shape, setting, tuple(groups), found, between, self.ground)
+
+    def _between(self, stages: Sequence[StagePart], seam: Seam) -> Between:
+        """What the stages send each other, and the gradients of parameters that several groups hold."""
+        users: dict[str, set[int]] = {}
+        size: dict[str, int] = {}
+        for i, stage in enumerate(stages):
+            for name, held in self._tied_bytes(stage):
+                users.setdefault(name, set()).add(self.shape.group_of(i))
+                size[name] = held
+        shared = [name for name, groups in users.items() if len(groups) > 1]
+        return Between(
+            tuple(self.book.seam_bytes(s.chunk.first, seam) for s in stages[1:]),
+            tuple(size[name] for name in shared),
+            tuple(tuple(sorted(users[name])) for name in shared),
+        )
+
+    def _tied_bytes(self, stage: StagePart) -> Iterator[tuple[str, int]]:
+        """Tied parameters that a stage uses, with the bytes of their gradients on one device."""
+        graph, chains = self.book.units.graph, self.book.chains
+        layer_index = self.book.units.starts[stage.chunk.first]
+        for part in stage.parts:
+            run = chains.runs[part.run]
+            names = dict(zip(run.layer.params, graph.layers[layer_index].params, strict=True))
+            for local in run.around.tied:
+                layout = part.column.strategy.relays.get(local, ())
+                spec = run.layer.values[local]
+                ways = int(np.prod([chains.setting.sizes[a] for a, p in enumerate(layout) if p >= 0]))
+                elements = spec.bytes_at(1) // DTYPE_BYTES[spec.dtype] // ways
+                yield names[local], elements * DTYPE_BYTES[chains.budget.policy.gradients]
+            layer_index += part.count
+
+
+def _in_order(groups: Sequence[GroupPlan], shape: Shape) -> list[StagePart]:
+    return [groups[shape.group_of(s)].chunks[s // shape.groups] for s in range(shape.stages)]

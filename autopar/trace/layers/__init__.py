@@ -1,0 +1,1 @@
+"""From one list of operators to a chain of layers."""

@@ -1,0 +1,1 @@
+"""Models by specification: dims, shipped names, transformers configurations, functions in files."""

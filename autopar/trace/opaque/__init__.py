@@ -1,0 +1,1 @@
+"""Submodules that can't be traced, each as one operator."""

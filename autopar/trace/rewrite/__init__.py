@@ -1,0 +1,1 @@
+"""The captured list of operators made functional, canonical and splittable."""
