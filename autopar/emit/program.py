@@ -31,6 +31,7 @@ from autopar.shard.put_off import product_with_weight
 from autopar.shard.relayout import plan_moves
 from autopar.trace.opaque.operator import OPAQUE
 from autopar.trace.randomness import draws, draws_whole
+from autopar.trace.shadow import shadow
 
 Submodule: TypeAlias = Callable[[str], nn.Module]
 """Gives the submodule of the model at a path."""
@@ -55,7 +56,9 @@ class ProgramCode:
     ) -> None:
         self.program = program
         self._groups = groups
-        self._submodule = submodule
+        # copies without data: the model may go once its parameters lie in the stage
+        opaque = {s.op.module for s in program.steps if isinstance(s, Call) and s.op.target == OPAQUE}
+        self._submodule = {path: shadow(submodule(path)) for path in opaque}.__getitem__
         self._gradients = gradients
         self._built: dict[tuple[int, bool], fx.GraphModule] = {}
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -191,6 +194,21 @@ def test_meta_model_gets_values_that_do_not_depend_on_the_plan(pool: Pool, zeros
     """A model on meta is initialised to the same values on one device and on four; tied names stay tied."""
     loaded = load_model(GPT)
     pool.run(4, on_meta, trace(loaded.model, loaded.inputs, compute_dtype="float32"), zeros)
+
+
+def let_go(graph: OpGraph) -> None:
+    model = copy.deepcopy(example("mlp")[0])
+    seen = weakref.ref(model)
+    pm = emit(plan(graph, (1,), (4,), 2), graph, model, device="cpu")
+    del model
+    gc.collect()
+    assert seen() is None
+    pm.train_step(**rows(pm, batch()))
+
+
+def test_the_model_itself_is_let_go(pool: Pool) -> None:
+    """Nothing of the parallel module holds on to the model it was made of: each parameter is held once."""
+    pool.run(4, let_go, traced("mlp"))
 
 
 def some_idle(graph: OpGraph) -> None:
