@@ -116,12 +116,11 @@ of all shapes is held out of every fit and scored here. Written by
 - *left out*: by datasheet and the constants of other devices (`--exclude-device D`).
 - *constant*: 80 % of peak FLOP/s for products, 50 % for attention, 80 % of the bandwidth of memory or link.
 
-Where it is wrong, and why: a smooth residual through *all* other rows of a device and library (some 1,000 instead of
-200) leaves about 5 % of products and 7 % of attention (of six devices), so that is about what sizes and the library's
-name tell. Libraries for inference send some heads and head sizes to kernels several times slower (sglang on Blackwell,
-head dim 256: 13 or 55 % of peak by the number of key heads). On V100 all-gathers and all-to-alls of neighbouring sizes
-differ by 20 %. Rows of P4 and P100 scatter as if clocks changed from one to the next, and small cards (L40S, P4, T4)
-look bound by power, which is carried over only between boards that run the same kernels.
+Where it is wrong, and why: libraries for inference send some heads and head sizes to kernels several times slower
+(sglang on Blackwell, head dim 256, by the number of key heads). On V100 all-gathers and all-to-alls of neighbouring
+sizes differ. Rows of P4 and P100 scatter as if clocks changed from one to the next, and small cards (L40S, P4, T4) look
+bound by power, which is carried over only between boards that run the same kernels. What equal shapes differ by between
+kinds of software stands above each table.
 
 The forms' few settings that no fit finds (how far one device's constants hold for another, how soon rows outweigh them)
 were chosen with these same shapes in view, so that *left out* and *30 rows* flatter a little.

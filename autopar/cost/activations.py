@@ -27,6 +27,7 @@ class Activations:
 
     `growing`: in the backward pass if the gradients of parameters are made anew in it and pile up until its end.
     `put_off`: what gradients of weights are made from, where that is put off: operands and gradients of products.
+    `parting`: in the backward pass if what is put off stays, and nothing is made of it.
     """
 
     saved: int
@@ -34,6 +35,7 @@ class Activations:
     backward: int
     growing: int
     put_off: int = 0
+    parting: int = 0
 
 
 def activations(
@@ -55,8 +57,8 @@ def activations(
     ends = [walk.storage[name] for name in (*program.inputs, *program.outputs)]
     saved = walk.bytes_of(walk.saved | {ends[i] for i in promised}) + sum(walk.extra_saved)
     *backward, put_off = walk.backward_peaks()
-    forward, back, growing = (max(0, peak - saved) for peak in (walk.forward_peak(), *backward))
-    return Activations(saved, forward, back, growing, put_off)
+    forward, back, growing, parting = (max(0, peak - saved) for peak in (walk.forward_peak(), *backward))
+    return Activations(saved, forward, back, growing, put_off, parting)
 
 
 @lru_cache(maxsize=256)
@@ -176,51 +178,61 @@ class _Walk:
 
     # --- backward -------------------------------------------------------------------------------------------------
 
-    def backward_peaks(self) -> tuple[int, int, int]:
+    def backward_peaks(self) -> tuple[int, int, int, int]:
         """Most bytes at once in the backward pass: what is still saved, gradients, and buffers of single ops.
 
-        Without gradients of parameters, and with those that the pass has made so far. Then the bytes of what gradients
-        of weights are made from: the operands of products, each once, and the gradients that arrive at them.
+        Without gradients of parameters, with those that the pass has made so far, and where gradients of weights are
+        put off (the second half then adds one weight's to its sum). Then the bytes of what those are made from: the
+        operands of products, and the gradients that arrive at them, each once.
         """
         read = [n for i, n in enumerate(self.program.outputs) if self._wants(n) and i not in self.unread]
         gradients = {n: (n, self.local_bytes(n)) for n in read}
         rerun: set[range] = set()
         grown: dict[str, int] = {}
-        peak = growing = late = 0
-        multiplied: set[str] = set()
+        peak = growing = parting = weight = 0
+        operands: set[str] = set()
+        waiting: dict[str, int] = {}
         for i in reversed(range(len(self.program.steps))):
             step = self.program.steps[i]
             arriving = [gradients.pop(name) for name, _ in _results(step) if name in gradients]
             if not arriving:
                 continue
-            saved = self.bytes_of(s for s, first in self.needed_from.items() if first <= i)
-            saved += sum(self.extra_saved[: i + 1])
+            needed = {s for s, first in self.needed_from.items() if first <= i}
+            inner = sum(self.extra_saved[: i + 1])
             region = self.region_of.get(i)
             if region is not None and region not in rerun:
                 rerun.add(region)
-                waiting = sum(dict([*arriving, *gradients.values()]).values())
-                again = saved + waiting + self._rerun_peak(region)
+                again = inner + self._rerun_peak(region)
+                still = dict([*arriving, *gradients.values()])
+                parting = max(parting, again + self.bytes_of(needed | operands) + sum((still | waiting).values()))
+                again += self.bytes_of(needed) + sum(still.values())
                 peak, growing = max(peak, again), max(growing, again + sum(grown.values()))
             roles = None if isinstance(step, Relayout) else product_with_weight(step, self.program)
             if roles:
-                multiplied.add(self.storage[read_by(step)[roles.x]])
-                late += sum(size for _, size in arriving)
+                operands.add(self.storage[read_by(step)[roles.x]])
+                waiting |= arriving
+                weight = max(weight, sum(self._own_gradients(step).values()))
             made = self._gradients_made(step, i, arriving)
             live = dict([*arriving, *gradients.values(), *made.values()])
-            saved += self._rerun_bytes(region, i) if region else 0
+            if region:
+                needed |= self._rerun(region, i)
+                inner += sum(self.extra[region.start : i + 1])
             own = self._own_gradients(step)
             grown |= own
-            now = saved + sum(live.values()) + self._backward_buffer(step)
-            peak = max(peak, now + (sum(own.values()) if self.accumulates else 0))
+            beside = sum(own.values()) if self.accumulates else 0
+            inner += self._backward_buffer(step)
+            now = inner + self.bytes_of(needed) + sum(live.values())
+            peak = max(peak, now + beside)
             growing = max(growing, now + sum(grown.values()))
+            now = inner + self.bytes_of(needed | operands) + sum((live | waiting).values())
+            parting = max(parting, now + (0 if roles else beside))
             gradients.update(made)
-        return peak, growing, late + sum(map(self.local_bytes, multiplied))
+        late = sum(map(self.local_bytes, operands)) + sum(waiting.values())
+        return peak, growing, max(parting, late + weight), late
 
-    def _rerun_bytes(self, region: range, position: int) -> int:
-        """Bytes made anew by a region that its steps up to the one at `position` need in their backward."""
-        steps = range(region.start, position + 1)
-        needed = {s for i in steps for s in self.kept[i]} & self._made_in(region)
-        return self.bytes_of(needed) + sum(self.extra[i] for i in steps)
+    def _rerun(self, region: range, position: int) -> set[str]:
+        """Storages made anew by a region that its steps up to the one at `position` need in their backward."""
+        return {s for i in range(region.start, position + 1) for s in self.kept[i]} & self._made_in(region)
 
     def _rerun_peak(self, region: range) -> int:
         """Most bytes at once that a region makes while it runs again."""

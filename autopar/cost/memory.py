@@ -26,7 +26,7 @@ class LayerMemory:
     beyond that while the layer runs forward or backward. `step`: temporaries when gradients are reduced, of the largest
     layer at a time; `update`: temporaries of the optimizer, of all layers at once. `inputs`: of the batch, in the layer
     that reads it first. `put_off`: what waits to become one microbatch's gradients of weights where these are made
-    apart.
+    apart; `parting`: as `transient` then, what waits of the layer included.
     """
 
     parameters: int
@@ -39,6 +39,7 @@ class LayerMemory:
     reduced: int = 0
     inputs: int = 0
     put_off: int = 0
+    parting: int = 0
 
 
 def layer_memory(
@@ -62,22 +63,19 @@ def layer_memory(
     gathers = _gathers(parameters, policy, staged, next_elements)
     saved = walked.saved + round(sum(s.gathered for s in states))
     buffers = sum(_buffer_bytes(program, name, batch) for name in program.buffers)
+    backward = walked.growing if gathers.scattered and not staged else walked.backward
+    passing = max(walked.forward + gathers.forward, gathers.entering, gathers.leaving, gathers.before - saved)
     return LayerMemory(
         parameters=buffers + round(sum(s.parameters for s in states)),
         gradients=round(sum(s.gradients for s in states)),
         optimizer=round(sum(s.optimizer for s in states)),
         saved=saved,
-        transient=max(
-            walked.forward + gathers.forward,
-            (walked.growing if gathers.scattered and not staged else walked.backward) + gathers.backward,
-            gathers.entering,
-            gathers.leaving,
-            gathers.before - saved,
-        ),
+        transient=max(passing, backward + gathers.backward),
         step=max(_bucket_bytes(parameters, policy, model_share), gathers.scattered if staged else 0),
         update=_update_bytes(parameters, policy, optimizer),
         reduced=round(sum(s.reduced for s in states)),
         put_off=walked.put_off,
+        parting=max(passing, walked.parting + gathers.backward, walked.put_off - saved),
     )
 
 

@@ -139,11 +139,14 @@ def _at_run(
     transient = [int(own.transient_bytes[c]) for c in picks[r]]
     grows, parts = not backward.grown[backward.chunk], backward.puts_off
     if grows or parts:
-        # layer by layer gradients, and what is put off, take the place of saved bytes; the layer passed holds both
-        pairs = [
-            (int(own.saved_bytes[c]), grows * int(own.grad_bytes[c]) + parts * int(own.put_off_bytes[c]))
-            for c in picks[r]
-        ]
-        held += sum(max(pair) for pair in pairs) - sum(saved for saved, _ in pairs)
-        transient = [t + min(pair) for t, pair in zip(transient, pairs, strict=True)]
+        # layer by layer gradients, and what is put off, take the place of saved bytes; the layer passed holds all it
+        # saved, its gradients, and its temporaries, to which what is put off belongs
+        if parts:
+            transient = [int(own.parting_bytes[c]) for c in picks[r]]
+        saved = [int(own.saved_bytes[c]) for c in picks[r]]
+        made = [grows * int(own.grad_bytes[c]) for c in picks[r]]
+        into = [m + parts * int(own.put_off_bytes[c]) for m, c in zip(made, picks[r], strict=True)]
+        larger = [max(pair) for pair in zip(saved, into, strict=True)]
+        held += sum(larger) - sum(saved)
+        transient = [sum(bytes_) - more for *bytes_, more in zip(transient, saved, made, larger, strict=True)]
     return held + max(transient)

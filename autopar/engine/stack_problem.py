@@ -50,8 +50,8 @@ REDUCING, UPDATING = Moment(None, -2), Moment(None, -1)
 class Held(NamedTuple):
     """How many times a layer's bytes are held at a moment.
 
-    `changing`: besides one microbatch's saved bytes, or what they turn into where that is more, of one layer both: its
-    gradients (`growing`) and what waits to become gradients of weights (`parting`).
+    `changing`: besides one microbatch's saved bytes, or what they turn into where that is more: its gradients
+    (`growing`) and what waits to become gradients of weights (`parting`).
     """
 
     saved: int
@@ -67,10 +67,14 @@ class Held(NamedTuple):
         """Whether one microbatch's saved bytes turn into something else."""
         return self.growing or self.parting
 
-    def turned(self, saved: Amount, gradients: Amount, put_off: Amount) -> tuple[Amount, Amount]:
-        """Of a layer that is `changing`, the bytes that it holds besides, and those that it alone holds on top."""
-        into = gradients * self.growing + put_off * self.parting
-        return np.maximum(saved, into), np.minimum(saved, into)
+    def turned(self, saved: Amount, gradients: Amount, put_off: Amount) -> Amount:
+        """What a layer that is `changing` holds besides: saved bytes, or what they turn into."""
+        more: Amount = np.maximum(saved, gradients * self.growing + put_off * self.parting)
+        return more
+
+    def on_top(self, saved: Amount, gradients: Amount, transient: Amount, parting: Amount, besides: Amount) -> Amount:
+        """What a layer that is `changing` holds beyond that while it runs: all it saved, temporaries, its gradients."""
+        return saved + (parting if self.parting else transient) + gradients * self.growing - besides
 
 
 def moments_of(backwards: Sequence[Backward], chunks: Sequence[int]) -> tuple[Moment, ...]:
@@ -104,8 +108,10 @@ class Choices:
     they are reduced, `reduced_bytes` (as many unless given) from then on; `saved_bytes`: kept for the backward of one
     microbatch; `transient_bytes`: the layer's largest temporary; `step_bytes`: its temporaries as gradients are
     reduced, of which only the largest layer's exist at once; `update_bytes`: those of the optimizer, of all layers at
-    once; `put_off_bytes` (none unless given): what waits to become a microbatch's gradients of weights. `ties` (C, T):
-    the value chosen for tie t, -1 where the choice has none; all layers that have a value for a tie must have the same.
+    once; `put_off_bytes` (none unless given): what waits to become a microbatch's gradients of weights, and
+    `parting_bytes` (both together unless given): the largest temporary where these wait, what waits of the layer itself
+    included. `ties` (C, T): the value chosen for tie t, -1 where the choice has none; all layers that have a value for
+    a tie must have the same.
     Raises ProblemError on columns that don't fit.
     """
 
@@ -122,6 +128,7 @@ class Choices:
     update_bytes: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     reduced_bytes: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     put_off_bytes: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    parting_bytes: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     def __post_init__(self) -> None:
         if not self.ties.size:
@@ -131,6 +138,8 @@ class Choices:
                 object.__setattr__(self, name, np.zeros(len(self.entry), dtype=np.int64))
         if not self.reduced_bytes.size:
             object.__setattr__(self, "reduced_bytes", self.grad_bytes)
+        if not self.parting_bytes.size:
+            object.__setattr__(self, "parting_bytes", self.transient_bytes + self.put_off_bytes)
         for column in fields(self):
             values = getattr(self, column.name)
             if len(values) != len(self.entry):
@@ -148,15 +157,18 @@ class Choices:
         found = self.static_bytes + self.grad_bytes * times.gradients + self.saved_bytes * times.saved
         found = found + self.reduced_bytes * times.reduced + self.update_bytes * times.update
         found = found + self.put_off_bytes * times.put_off if times.put_off else found
-        return found + self._turned(times)[0] if times.changing else found
+        return found + self._turned(times) if times.changing else found
 
     def extra(self, moment: Moment, times: Held) -> Ints:
         """(C,) bytes that one layer alone holds on top while its run is at a moment."""
         if moment.backward is None:
             return self.step_bytes if moment == REDUCING else np.zeros_like(self.step_bytes)
-        return self.transient_bytes + self._turned(times)[1] if times.changing else self.transient_bytes
+        if not times.changing:
+            return self.transient_bytes
+        besides = self._turned(times)
+        return times.on_top(self.saved_bytes, self.grad_bytes, self.transient_bytes, self.parting_bytes, besides)
 
-    def _turned(self, times: Held) -> tuple[Ints, Ints]:
+    def _turned(self, times: Held) -> Ints:
         return times.turned(self.saved_bytes, self.grad_bytes, self.put_off_bytes)
 
     def take(self, rows: Ints) -> Choices:

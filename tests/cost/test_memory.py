@@ -190,6 +190,15 @@ def test_no_gradient_comes_back_for_what_nobody_reads() -> None:
     assert activations(whole(), BATCH, unread=frozenset({0})) == Activations(9 * X, 2 * X, 0, 0)
 
 
+def test_what_waits_for_gradients_of_weights_counts_once() -> None:
+    """Put off: x, act (4) and gradients of up (4) and down. Most waits at act: x, up, act, the gradients of these two
+    and of the output, of which 9 were saved."""
+    found = activations(whole(), BATCH)
+    assert (found.put_off, found.parting) == (10 * X, 9 * X)
+    again = activations(whole("full"), BATCH)
+    assert (again.saved, again.put_off, again.saved + again.parting) == (X, 10 * X, 18 * X)
+
+
 def test_policy_with_equal_dtypes_needs_no_copies() -> None:
     """ZeRO 0 with parameters in the compute dtype keeps each once."""
     policy = DtypePolicy("float32", "float32", "float32", "float32")

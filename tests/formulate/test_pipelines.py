@@ -208,9 +208,11 @@ def _peak(
                 total += (saved - (k > r)) * m.saved * n + (m.gradients * n if grown or k > r else 0)
                 total += (late + (k > r) * holding.puts_off) * m.put_off * n
             if not grown or holding.puts_off:
-                # of each layer the larger of what is saved and what that turns into, of one both
-                into = (not grown) * own.gradients + holding.puts_off * own.put_off
-                total += (max(own.saved, into) - own.saved) * count + min(own.saved, into)
+                # of each layer the larger of what is saved and what that turns into; of one all it saved and makes
+                made = (not grown) * own.gradients
+                into = made + holding.puts_off * own.put_off
+                total += (max(own.saved, into) - own.saved) * count + own.saved + made - max(own.saved, into)
+                total += own.parting - own.transient if holding.puts_off else 0
             moments.append(total)
     return max(moments)
 

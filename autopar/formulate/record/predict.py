@@ -83,9 +83,10 @@ def _held(layers: Sequence[Layers], moment: Moment, inputs_bytes: int) -> dict[s
         held["transient"] += memory.update * count * times.update
         extra = memory.step if moment == REDUCING else memory.transient if part.run == moment.run else 0
         if times.changing:
-            more, both = times.turned(memory.saved, memory.gradients, memory.put_off)
-            held["gradients" if times.growing and more > memory.saved else "activations"] += int(more) * count
-            extra += int(both)
+            more = int(times.turned(memory.saved, memory.gradients, memory.put_off))
+            held["gradients" if times.growing and more > memory.saved else "activations"] += more * count
+            if part.run == moment.run:
+                extra = times.on_top(memory.saved, memory.gradients, memory.transient, memory.parting, more)
         largest = max(largest, extra)
     held["transient"] += largest
     return held
