@@ -7,7 +7,7 @@ weights, which wait for nothing but their device, are part of the way to the nex
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.cost.orders import Indices, Kind, Shape, order, works
+from autopar.cost.orders import Indices, Kind, Shape, order
 from autopar.schedules import SPLIT
 
 Seconds = NDArray[np.float64]
@@ -31,6 +31,39 @@ class Event(NamedTuple):
     end_s: float
 
 
+class _Counts(NamedTuple):
+    """Of a group's operations in order; the columns of `saved`, `put_off` and `grown` are its chunks.
+
+    `chunk`, `kind` (operations,). After each operation (operations, chunks): of how many microbatches activations are
+    held, of how many the gradients of weights are put off, and whether gradients exist.
+    """
+
+    chunk: Indices
+    kind: Indices
+    saved: Indices
+    put_off: Indices
+    grown: NDArray[np.bool_]
+
+
+def _counts(shape: Shape, group: int) -> _Counts:
+    stage, _, kind = order(shape, group).T
+    own = np.array(shape.stages_of(group))
+    mine = stage[:, None] == own
+
+    def runs(*kinds: Kind) -> Indices:
+        return np.cumsum(mine & _is(kind, *kinds)[:, None], axis=0)
+
+    ahead, inputs, weights = runs(Kind.FORWARD, Kind.JOINT), runs(Kind.INPUT), runs(Kind.WEIGHT)
+    whole = runs(Kind.BACKWARD)
+    grown = (whole + weights) > 0
+    return _Counts(mine.argmax(axis=1), kind, ahead - whole - inputs, inputs - weights, grown)
+
+
+def _is(kind: Indices, *kinds: Kind) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = np.any([kind == one for one in kinds], axis=0)
+    return found
+
+
 @lru_cache(maxsize=4096)
 def in_flight(shape: Shape) -> tuple[int, ...]:
     """For each stage, how many microbatches it holds activations of at most, until all their gradients are made.
@@ -39,10 +72,10 @@ def in_flight(shape: Shape) -> tuple[int, ...]:
     """
     most = [0] * shape.stages
     for group in range(shape.groups):
-        held = [0] * shape.stages
-        for work in works(shape, group):
-            held[work.stage] += 1 if work.kind.is_forward else 0 if work.kind == Kind.INPUT else -1
-            most[work.stage] = max(most[work.stage], held[work.stage])
+        counts = _counts(shape, group)
+        held = (counts.saved + counts.put_off).max(axis=0).tolist()
+        for stage, count in zip(shape.stages_of(group), held, strict=True):
+            most[stage] = count
     return tuple(most)
 
 
@@ -54,12 +87,11 @@ def weights_behind(shape: Shape) -> tuple[int, ...]:
     """
     found = [0] * shape.stages
     for group in range(shape.groups if shape.schedule in SPLIT else 0):
-        first = shape.stages_of(group)[0]
-        for work in reversed(works(shape, group)):
-            if work.kind == Kind.WEIGHT:
-                found[work.stage] += 1
-            elif work.stage == first and not work.kind.is_forward:
-                break
+        counts = _counts(shape, group)
+        sent = np.flatnonzero((counts.chunk == 0) & _is(counts.kind, Kind.BACKWARD, Kind.INPUT))[-1]
+        rest = counts.put_off[sent].tolist()
+        for stage, count in zip(shape.stages_of(group), rest, strict=True):
+            found[stage] = count
     return tuple(found)
 
 
@@ -81,35 +113,29 @@ class Holding(NamedTuple):
 @lru_cache(maxsize=4096)
 def holdings(shape: Shape, group: int) -> tuple[Holding, ...]:
     """The fullest states of a group's devices as backward passes run; what another one covers is left out."""
-    chunk_of = {stage: chunk for chunk, stage in enumerate(shape.stages_of(group))}
-    saved, grown, put_off = [0] * shape.chunks, [False] * shape.chunks, [0] * shape.chunks
-    splits = shape.schedule in SPLIT
-    found: dict[Holding, None] = {}
-    for work in works(shape, group):
-        chunk = chunk_of[work.stage]
-        if work.kind.is_forward:
-            saved[chunk] += 1
-            continue
-        if work.kind == Kind.WEIGHT:
-            put_off[chunk] -= 1
-            grown[chunk] = True
-            continue
-        state = Holding(chunk, tuple(saved), tuple(grown))
-        puts_off = work.kind == Kind.INPUT
-        found[state._replace(put_off=tuple(put_off), puts_off=puts_off) if splits else state] = None
-        saved[chunk] -= 1
-        put_off[chunk] += puts_off
-        grown[chunk] |= not puts_off
-    return _uncovered(list(found))
+    counts = _counts(shape, group)
+    back = np.flatnonzero(_is(counts.kind, Kind.BACKWARD, Kind.INPUT))
+    before = back - 1  # a forward pass, at least, comes first
+    splits = (counts.put_off[before], counts.kind[back, None] == Kind.INPUT) if shape.schedule in SPLIT else ()
+    saved, grown = counts.saved[before], counts.grown[before]
+    states = np.concatenate([counts.chunk[back, None], saved, grown, *splits], axis=1)
+    return tuple(_holding(row, shape.chunks) for row in _uncovered(dict.fromkeys(map(tuple, states.tolist()))))
 
 
-def _uncovered(holdings: list[Holding]) -> tuple[Holding, ...]:
-    """Those that no other one of the same chunk holds at least as much as."""
-    chunks = np.array([h.chunk for h in holdings])
-    amounts = np.array([(*h.saved, *h.grown, *h.put_off, h.puts_off) for h in holdings], dtype=np.intp)
-    covers = (amounts[:, None] >= amounts).all(axis=-1) & (chunks[:, None] == chunks)
+def _holding(row: tuple[int, ...], chunks: int) -> Holding:
+    """Of the numbers that `holdings` counts."""
+    chunk, *rest = row
+    saved, grown, put_off = (tuple(rest[i * chunks : (i + 1) * chunks]) for i in range(3))
+    return Holding(chunk, saved, tuple(map(bool, grown)), put_off, bool(rest[3 * chunks :] and rest[-1]))
+
+
+def _uncovered(rows: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Those that no other one of the same chunk, their first number, is at least as much as in each number."""
+    found = list(rows)
+    states = np.array(found)
+    covers = (states[:, None] >= states).all(axis=-1) & (states[:, None, 0] == states[:, 0])
     np.fill_diagonal(covers, val=False)
-    return tuple(h for h, covered in zip(holdings, covers.any(axis=0).tolist(), strict=True) if not covered)
+    return [row for row, covered in zip(found, covers.any(axis=0).tolist(), strict=True) if not covered]
 
 
 @dataclass(frozen=True, eq=False)
