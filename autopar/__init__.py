@@ -14,19 +14,21 @@ if TYPE_CHECKING:
     from autopar.api import Plan, estimate, optimize, plan, register_rule, verify
     from autopar.checkpoints import Checkpoints, load_safetensors
     from autopar.cluster import Cluster
+    from autopar.elastic import Elastic
     from autopar.emit.on_shards import on_shards
     from autopar.formulate.config import ManualConfig
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Checkpoints", "Cluster", "ManualConfig", "Plan", "__version__", "estimate", "load_safetensors", "on_shards",
-    "optimize", "plan", "register_rule", "verify",
+    "Checkpoints", "Cluster", "Elastic", "ManualConfig", "Plan", "__version__", "estimate", "load_safetensors",
+    "on_shards", "optimize", "plan", "register_rule", "verify",
 ]  # fmt: skip
 
 _HOMES = {
     "Checkpoints": "autopar.checkpoints",
     "Cluster": "autopar.cluster",
+    "Elastic": "autopar.elastic",
     "ManualConfig": "autopar.formulate.config",
     "Plan": "autopar.api",
     "estimate": "autopar.api",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from autopar.accelerator import runtime
 from autopar.cluster import Cluster, MixedCluster, load_cluster, same_device
 from autopar.cost.measured import MeasuredPricer
-from autopar.cost.mixed import MixedPricer
+from autopar.cost.mixed import MixedPricer, PacedPricer
 from autopar.cost.pricer import Pricer
 from autopar.cost.roofline import RooflinePricer
 from autopar.errors import ConfigError, ProfileError
@@ -57,13 +58,14 @@ def join_job(backend: str | None = None) -> int:
 
 
 @contextmanager
-def pricing(cluster: Cluster, profile: str | Path | None) -> Iterator[Pricer]:
+def pricing(cluster: Cluster, profile: str | Path | Profile | None) -> Iterator[Pricer]:
     """Prices on `cluster`: by timings where there are some (this machine's own, or a profile), else by datasheet."""
     roofline = RooflinePricer(cluster)
+    timed = Profile.load(profile) if isinstance(profile, str | Path) else profile
     if isinstance(cluster, MixedCluster):
-        yield _mixed(cluster, None if profile is None else Profile.load(profile))
-    elif profile is not None:
-        yield MeasuredPricer(Profile.load(profile), roofline)
+        yield _mixed(cluster, timed)
+    elif timed is not None:
+        yield MeasuredPricer(timed, roofline)
     elif cluster.name == LOCAL:
         with measuring(local_device()) as session:
             yield MeasuredPricer.on_this_machine(roofline, session)
@@ -83,8 +85,11 @@ def _mixed(cluster: MixedCluster, profile: Profile | None) -> MixedPricer:
         return MixedPricer(cluster, RooflinePricer)
 
     def alone(site: Cluster) -> Pricer:
-        roofline, mine = RooflinePricer(site), same_device(profile.environment.device, site.device.name)
-        return MeasuredPricer(profile, roofline) if mine and site.device.speed == 1.0 else roofline
+        if not same_device(profile.environment.device, site.device.name):
+            return RooflinePricer(site)
+        usual = replace(site, device=replace(site.device, speed=1.0))
+        timed = MeasuredPricer(profile, RooflinePricer(usual))
+        return timed if usual == site else PacedPricer(timed, site)
 
     return MixedPricer(cluster, alone)
 

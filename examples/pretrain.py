@@ -3,8 +3,12 @@
     torchrun --nproc-per-node 2 examples/pretrain.py --folder runs/gpt --steps 20
     torchrun --nproc-per-node 4 examples/pretrain.py --folder runs/gpt --steps 40    # goes on, under another plan
 
-With `--plan FILE` (from `autopar plan -o`) that plan is run. Under torchrun's `--max-restarts` a run whose process dies
-goes on from its last checkpoint.
+With `--plan FILE` (from `autopar plan -o`) that plan is run. Where a process becomes slow for good, the run changes to
+a plan that gives it less to do. Under torchrun's `--max-restarts` a run whose process dies goes on from its last
+checkpoint; if torchrun may also do with fewer machines, under a plan for those that are left:
+
+    torchrun --nnodes 1:2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29400 --max-restarts 3 \
+        examples/pretrain.py --folder SHARED/gpt                                       # on each of two machines
 """
 
 from __future__ import annotations
@@ -109,6 +113,7 @@ def main() -> None:
         parallel = autopar.optimize(model, example, **asked)
     first = os.environ.get("RANK", "0") == "0"
     if first:
+        print(f"{os.environ.get('WORLD_SIZE', '1')} processes")
         print(autopar.Plan(parallel.record).explain())
 
     data = Data(parallel.record.request.global_batch)
@@ -119,6 +124,7 @@ def main() -> None:
     schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [warm_up, decay], [options.warm_up])
     checkpoints = autopar.Checkpoints(options.folder)
     done = checkpoints.load(parallel, optimizer, schedule=schedule, data=data) or 0
+    elastic = autopar.Elastic(model, parallel, optimizer, steps=options.steps, folder=options.folder)
     if first and done:
         print(f"goes on after step {done}")
 
@@ -126,7 +132,8 @@ def main() -> None:
     for step in range(done + 1, options.steps + 1):
         with traced(options.folder, first and step == options.profile):
             loss = parallel.train_step(**data.next(parallel.data_parallel_rows()))
-            norm = parallel.clip_grad_norm_(1.0)
+            busy = parallel.data_parallel_rank is not None  # a plan may leave ranks idle
+            norm = parallel.clip_grad_norm_(1.0) if busy else torch.zeros(())
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
@@ -137,6 +144,8 @@ def main() -> None:
             print(f"step {step}  loss {loss.item():.8f}  gradient {norm.item():.4f}  tokens/s {rate:.0f}", flush=True)
         if step % options.save_every == 0 or step == options.steps:
             checkpoints.save(step, parallel, optimizer, schedule=schedule, data=data, asynchronous=True)
+        if elastic.step() and first:
+            print(f"another plan from here on:\n{autopar.Plan(parallel.record).explain()}", flush=True)
     checkpoints.wait()
 
 

@@ -49,6 +49,32 @@ class SlowestPricer:
 
 
 @dataclass(frozen=True, eq=False)
+class PacedPricer:
+    """Prices where devices work at another pace than those that `usual` knows: at `cluster.device.speed` times it."""
+
+    usual: Pricer
+    cluster: Cluster
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """Those of the usual prices."""
+        return self.usual.assumptions
+
+    def identity(self) -> str:
+        """Hash of the usual prices and the pace."""
+        return hashlib.sha256(f"{self.usual.identity()} {self.cluster!r}".encode()).hexdigest()[:16]
+
+    def ops(self, keys: Sequence[OpKey]) -> OpTimes:
+        """Seconds of each op at that pace."""
+        found, speed = self.usual.ops(keys), self.cluster.device.speed
+        return OpTimes(found.forward_s / speed, found.backward_s / speed, found.sources)
+
+    def collectives(self, keys: Sequence[CollectiveKey]) -> CollectiveTimes:
+        """Seconds of each collective: the usual ones."""
+        return self.usual.collectives(keys)
+
+
+@dataclass(frozen=True, eq=False)
 class MixedPricer:
     """Prices on parts of a mixed cluster; asked as a pricer itself, of all devices in step. `alone` prices one part."""
 

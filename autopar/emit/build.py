@@ -103,7 +103,7 @@ def _build(
         stage = record.stages[0]
         builders = [Builder(record, graph, stage, StageGroups(stage, device), source=sources[0], loss=loss)]
         rows = _rows(builders[0], loss)
-    pm = ParallelModule(graph, record, Names(module, graph.constants), rows, pipeline)
+    pm = ParallelModule(graph, record, Names(module, graph.constants), rows, pipeline, loss)
     runtimes: list[Runtime] = []
     for builder in builders:
         if builder.groups.coordinate is not None:

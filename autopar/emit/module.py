@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -43,6 +43,14 @@ class Runtime:
     kept: tuple[tuple[Storage, nn.Parameter], ...]
 
 
+class Made(NamedTuple):
+    """What a module was made of beside its plan: the traced model, the kind of loss, the device of this rank."""
+
+    graph: OpGraph
+    loss: str
+    device: torch.device
+
+
 class ParallelModule(nn.Module):
     """A model that runs as its plan says.
 
@@ -54,11 +62,18 @@ class ParallelModule(nn.Module):
     """
 
     def __init__(
-        self, graph: OpGraph, record: PlanRecord, names: Names, rows: Rows, pipeline: Pipeline | None = None
+        self,
+        graph: OpGraph,
+        record: PlanRecord,
+        names: Names,
+        rows: Rows,
+        pipeline: Pipeline | None = None,
+        loss: str = "global",
     ) -> None:
         super().__init__()
         self.data_parallel_size = rows.ways
         self._graph = graph
+        self._loss_kind = loss
         self._record = record
         self._names = names
         self._rows = rows
@@ -70,6 +85,23 @@ class ParallelModule(nn.Module):
     def record(self) -> PlanRecord:
         """The plan that the module runs; `autopar.Plan(pm.record)` explains and saves it."""
         return self._record
+
+    @property
+    def made_of(self) -> Made:
+        """What another module of the same model is made of."""
+        return Made(self._graph, self._loss_kind, self._device)
+
+    def let_go(self) -> None:
+        """Drop parameters, buffers and all that runs: what is left only waits to `become` another."""
+        self._runtimes, self._pipeline = (), None
+        for held in (self._parameters, self._buffers, self._modules):
+            held.clear()
+
+    def become(self, other: ParallelModule) -> None:
+        """Be `other` from now on, under this object's name: its plan, parameters and rows."""
+        training = self.training
+        self.__dict__.update(other.__dict__)
+        self.train(training)
 
     def install(self, runtimes: tuple[Runtime, ...], module: nn.Module) -> None:
         """Take `runtimes`, and register their parameters and buffers under the names they have in `module`."""
@@ -185,6 +217,8 @@ class ParallelModule(nn.Module):
         return check_inputs(self._graph, self._names.of(args, inputs), self._device)
 
     def _step(self, args: tuple[Any, ...], inputs: dict[str, Any], train: bool) -> Tensor:
+        if not self._runtimes:
+            self.steps += self.training  # counted where nothing begins, too
         if self._pipeline is None:
             return self._announce(self._accumulate(args, inputs, train))
         with self._located():
