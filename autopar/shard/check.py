@@ -88,9 +88,9 @@ def capture(
         raise ConfigError(f"{name} can't be called with {op_arguments}: {error}. Give an example call.") from error
     results = tuple(f"r{i}" for i in range(len(made)))
     op = Op(name, name, op_arguments, op_keywords, results, (None,) * len(made))
-    values = {f"x{i}": _spec(t, t.is_floating_point()) for i, t in enumerate(tensors)}
+    values = {f"x{i}": _spec(t, _flows(t)) for i, t in enumerate(tensors)}
     flows = any(spec.requires_grad for spec in values.values())
-    values |= {r: _spec(t, flows and t.is_floating_point()) for r, t in zip(results, made, strict=True)}
+    values |= {r: _spec(t, flows and _flows(t)) for r, t in zip(results, made, strict=True)}
     return op, LayerClass(tuple(op.operands), (), (), (op,), results, values), tensors
 
 
@@ -102,6 +102,11 @@ def _record(argument: Any, tensors: list[Tensor]) -> Any:
     if isinstance(argument, list | tuple):
         return tuple(_record(a, tensors) for a in argument)
     return Dtype(str(argument).removeprefix("torch.")) if isinstance(argument, torch.dtype) else argument
+
+
+def _flows(tensor: Tensor) -> bool:
+    """Whether a gradient may flow to it."""
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _spec(tensor: Tensor, requires_grad: bool) -> TensorSpec:
@@ -159,7 +164,7 @@ def _pieces(rule: OpRule, op: Op, layer: LayerClass, batch: int) -> list[Pieces]
 def _precision(op: Op, layer: LayerClass) -> Iterator[float]:
     for name in (*op.operands, *op.results):
         dtype = getattr(torch, layer.values[name].dtype)
-        if dtype.is_floating_point:
+        if dtype.is_floating_point or dtype.is_complex:
             yield torch.finfo(dtype).eps
 
 

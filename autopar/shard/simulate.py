@@ -60,8 +60,8 @@ def agrees(
 
     `tolerance` is relative to the largest element of `whole`, or to 1.
     """
-    floats = whole.is_floating_point() and whole.numel()
-    allowed = tolerance * max(float(whole.nan_to_num().abs().max()), 1.0) if floats else 0.0
+    rounded = (whole.is_floating_point() or whole.is_complex()) and whole.numel()
+    allowed = tolerance * max(float(whole.nan_to_num().abs().max()), 1.0) if rounded else 0.0
     for rank in ranks(sizes):
         held = [shards[r] for r in _summands(rank, layout, sizes)]
         wanted = shard_of(whole, pieces, layout, sizes, rank)

@@ -65,15 +65,25 @@ def new(site: Site) -> str:
     return f"{term(site.rank, range(site.rank))} -> ..."
 
 
-def along(position: int, name: str, default: Any = None) -> LineMaker:
-    """Each dim on its own but for those of an argument, which stay whole (softmax, cumsum, sort, amax, split, ...)."""
+def along(position: int, name: str, default: Any = None, solid: bool = False) -> LineMaker:
+    """Each dim on its own but for those of an argument, which stay whole (softmax, cumsum, sort, amax, split, ...).
+
+    `solid`: the op can't run on nothing.
+    """
 
     def line(site: Site) -> str:
         fixed = site.dims(position, name, default)
         kept = [term(site.rank, fixed, fixed if len(r.shape) < site.rank else ()) for r in site.results]
-        return f"{', '.join([term(site.rank, fixed)] * len(site.operands))} -> {', '.join(kept)}"
+        return (
+            f"{', '.join([term(site.rank, fixed)] * len(site.operands))} -> {', '.join(kept)} | {_solid(site, solid)}"
+        )
 
     return line
+
+
+def _solid(site: Site, needed: bool = True) -> str:
+    """Notes that every dim is solid, if needed."""
+    return ", ".join(f"d{d}!" for d in range(site.rank) if needed)
 
 
 def sliced(site: Site) -> str | None:
@@ -238,36 +248,8 @@ def embedding(site: Site) -> str | None:
 def dropout(site: Site) -> str:
     """Masks come from the global element index, so the kernel runs even where nothing is split."""
     active = site.argument(1, "p", 0.5) and site.argument(2, "train", True)
-    return f"... -> {', '.join(['...'] * len(site.results))} | {'*: dropout' if active else ''}"
-
-
-def index(site: Site) -> str | None:
-    """`x[i, j, ...]`: indexed dims stay whole, index dims take their place (in front when they are not neighbours)."""
-    places = [d for d, i in enumerate(site.argument(1, "indices")) if isinstance(i, Ref)]
-    if any(spec.dtype == "bool" for spec in site.operands[1:]):
-        return None
-    width = max(len(spec.shape) for spec in site.operands[1:])
-    kept = [f"x{d}" for d in range(site.rank) if d not in places]
-    at = places[0] if places == list(range(places[0], places[-1] + 1)) else 0
-    kept[at:at] = [f"i{d}" for d in range(width)]
-    source = " ".join("_" if d in places else f"x{d}" for d in range(site.rank))
-    spots = [" ".join(f"i{width - len(s.shape) + d}" for d in range(len(s.shape))) for s in site.operands[1:]]
-    return f"{source}, {', '.join(spots)} -> {' '.join(kept)}"
-
-
-def index_select(site: Site) -> str:
-    """Slices of one dim picked by a vector of indices."""
-    (dim,) = site.dims(1, "dim")
-    before, after = " ".join(f"x{d}" for d in range(dim)), " ".join(f"x{d}" for d in range(dim + 1, site.rank))
-    return f"{before} _ {after}, i -> {before} i {after}"
-
-
-def gather(site: Site) -> str:
-    """Elements picked along a dim; other dims are shared where the index does not cut them short."""
-    (dim,) = site.dims(1, "dim")
-    source, picks = site.operands
-    short = {d for d in range(site.rank) if source.shape[d] != picks.shape[d]} - {dim}
-    return f"{term(site.rank, short | {dim})}, {term(site.rank, short)} -> {term(site.rank, short)}"
+    note = "*: dropout" if active else _solid(site, len(site.results) > 1)  # whose mask of nothing has another dtype
+    return f"... -> {', '.join(['...'] * len(site.results))} | {note}"
 
 
 def constant(site: Site) -> str:
@@ -292,59 +274,6 @@ def movedim(site: Site) -> str:
 
 def _dims(given: Any, rank: int) -> list[int]:
     return [int(d) % rank for d in (given if isinstance(given, tuple) else (given,))]
-
-
-def slice_scatter(site: Site) -> str:
-    """A slice of the first tensor replaced: its dim stays whole."""
-    whole = term(site.rank, site.dims(2, "dim", 0))
-    return f"{whole}, {whole} -> {whole}"
-
-
-def select_scatter(site: Site) -> str:
-    """One place along a dim replaced: that dim stays whole."""
-    fixed = site.dims(2, "dim")
-    return f"{term(site.rank, fixed)}, {term(site.rank, fixed, fixed)} -> {term(site.rank, fixed)}"
-
-
-def repeat(site: Site) -> str | None:
-    """Copies side by side: dims that aren't repeated can be split."""
-    times = site.argument(1, "repeats") if "repeat" in site.op.target else site.argument(1, "dims")
-    new = len(times) - site.rank
-    if new < 0:
-        return None
-    kept = [f"d{d}" if times[new + d] == 1 else "_" for d in range(site.rank)]
-    return f"{' '.join(kept)} -> {'_ ' * new}{' '.join(kept)}"
-
-
-def repeat_interleave(site: Site) -> str | None:
-    """Each place along a dim repeated a number of times; None where the result is flattened or of unknown length."""
-    dim = site.argument(2, "dim")
-    if dim is None or len(site.operands) > 1:
-        return None
-    fixed = site.dims(2, "dim")
-    return f"{term(site.rank, fixed)} -> {term(site.rank, fixed)}"
-
-
-def unfold(site: Site) -> str:
-    """Windows along a dim, which become the last dim."""
-    fixed = site.dims(1, "dimension")
-    return f"{term(site.rank, fixed)} -> {term(site.rank, fixed)} _"
-
-
-def scatter(site: Site) -> str:
-    """Elements put, or added, at places along a dim; other dims are shared where the index has all of them."""
-    fixed = site.dims(1, "dim")
-    picks = site.operands[1].shape
-    short = {d for d in range(site.rank) if any(s.shape[d] != picks[d] for s in site.operands)} | fixed
-    others = [term(site.rank, short)] * len(site.operands)
-    return f"{', '.join(others)} -> {term(site.rank, short)}"
-
-
-def index_add(site: Site) -> str:
-    """Slices added at, or put in, places along a dim, which stays whole."""
-    fixed = site.dims(1, "dim")
-    whole = term(site.rank, fixed)
-    return f"{whole}, _, {whole} -> {whole}"
 
 
 def grid_sampler(site: Site) -> str:

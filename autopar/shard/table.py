@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autopar.errors import ConfigError
 from autopar.graph import DTYPE_BYTES, Ref
-from autopar.shard import losses
+from autopar.shard import losses, places
 from autopar.shard import structured as make
 from autopar.shard.notation import parse
 from autopar.shard.structured import LineMaker, Site
@@ -12,38 +12,45 @@ from autopar.shard.structured import LineMaker, Site
 POINTWISE = """
     abs acos asin atan atan2 ceil celu clamp clamp_max clamp_min cos cosh elu erf erfc exp exp2 expm1 floor frac gelu
     hardsigmoid hardswish hardtanh leaky_relu log log10 log1p log2 log_sigmoid logit mish neg nan_to_num pow reciprocal
-    relu relu6 round rsqrt selu sgn sigmoid sign silu sin sinh softplus softsign sqrt square tan tanh threshold trunc
+    relu relu6 round rsqrt selu sgn sigmoid sign silu sin sinh softplus sqrt square tan tanh trunc
     add addcdiv addcmul div floor_divide fmod lerp maximum minimum mul remainder rsub sub true_divide
     __and__ __or__ __xor__ bitwise_and bitwise_not bitwise_or bitwise_xor eq ge gt isfinite isinf isnan le logical_and
     logical_not logical_or logical_xor lt ne masked_fill where
-    _to_copy alias clone contiguous copy detach expand expand_as lift_fresh_copy to type_as broadcast_to
+    _to_copy alias clone contiguous copy detach expand lift_fresh_copy to broadcast_to
     empty_like full_like ones_like zeros_like fill zero
     acosh asinh atanh complex polar real imag conj angle copysign deg2rad rad2deg digamma erfinv float_power heaviside
-    hypot i0 lgamma logaddexp logaddexp2 positive signbit sinc xlogy isneginf isposinf rrelu_with_noise threshold
-    nextafter gcd lcm bitwise_left_shift bitwise_right_shift lift scalar_tensor_like clip absolute negative multiply
+    hardshrink hypot i0 lgamma logaddexp logaddexp2 positive signbit sinc softshrink special_entr xlogy isneginf
+    isposinf threshold nextafter gcd lcm bitwise_left_shift bitwise_right_shift lift clip absolute negative multiply
     subtract divide greater greater_equal less less_equal not_equal arctan arctan2 fix resolve_conj resolve_neg
 """
 """Elementwise ops with broadcasting, copies, casts and `expand` (broadcasting alone)."""
 
 VIEWS = """
-    _unsafe_view flatten reshape reshape_as squeeze unflatten unsqueeze view view_as
+    _unsafe_view flatten reshape squeeze unflatten unsqueeze view
 """
 """Ops that only reshape."""
 
 PAIR_LOSSES = "huber_loss kl_div l1_loss mse_loss smooth_l1_loss soft_margin_loss"
 """Losses of pairs of elements whose third argument is the reduction."""
 
-REDUCTIONS = "all amax amin any argmax argmin logsumexp max min prod std var"
+REDUCTIONS = "all amax amin any argmax argmin logsumexp max median min mode nansum prod std var"
 """Reductions whose dims can't be split: partial results of theirs are no sums."""
 
 ORDERED = "argsort cummax cummin logcumsumexp sort"
 """Ops along a dim, the last one unless told otherwise, each place of which depends on others."""
 
 SPATIAL = """
-    max_pool avg_pool adaptive_max_pool adaptive_avg_pool upsample_nearest upsample_linear upsample_bilinear
-    upsample_trilinear upsample_bicubic reflection_pad replication_pad
+    max_pool avg_pool adaptive_max_pool adaptive_avg_pool upsample_nearest _upsample_nearest_exact reflection_pad
+    replication_pad
 """
 """Ops over the last one, two or three dims of a tensor, named with their number."""
+
+RESIZING = {"upsample_linear1d": 1, "upsample_bilinear2d": 2, "upsample_bicubic2d": 2, "upsample_trilinear3d": 3,
+            "_upsample_bilinear2d_aa": 2, "_upsample_bicubic2d_aa": 2}  # fmt: skip
+"""Others of the kind that are there for one number only, and which."""
+
+MATRICES = "inverse linalg_inv linalg_cholesky linalg_matrix_exp matrix_exp"
+"""Functions of square matrices, the last two dims."""
 
 LINEAR_OPS = """
     _to_copy _unsafe_view alias broadcast_to clone contiguous expand expand_as flatten mean neg permute reshape select
@@ -66,8 +73,10 @@ RULES: dict[str, str | LineMaker] = {
     **{f"aten.conv{n}d": make.convolution for n in (1, 2, 3)},
     **{f"aten.conv_transpose{n}d": make.transposed_convolution for n in (1, 2, 3)},
     **{f"aten.{name}{n}d": make.spatial(n) for name in SPATIAL.split() for n in (1, 2, 3)},
+    **{f"aten.{name}": make.spatial(n) for name, n in RESIZING.items()},
     **{f"aten.max_pool{n}d_with_indices": make.spatial(n) for n in (1, 2, 3)},
-    **dict.fromkeys(("aten.pixel_shuffle", "aten.pixel_unshuffle", "aten.channel_shuffle"), "... _ _ _ -> ... _ _ _"),
+    **dict.fromkeys(("aten.pixel_shuffle", "aten.pixel_unshuffle"), "... _ _ _ -> ... _ _ _ | d0!, d1!"),
+    "aten.channel_shuffle": "... _ _ _ -> ... _ _ _",
     **dict.fromkeys(("aten.layer_norm", "aten.rms_norm", "aten.native_layer_norm"), make.normalised),
     "aten.group_norm": make.group_norm,
     "aten.instance_norm": make.instance_norm,
@@ -101,9 +110,9 @@ RULES: dict[str, str | LineMaker] = {
     **dict.fromkeys(("aten.sort.stable", "aten.argsort.stable"), make.along(2, "dim", -1)),
     **dict.fromkeys(("aten.topk", "aten.diff", "aten.kthvalue"), make.along(2, "dim", -1)),
     **dict.fromkeys(("aten.var_mean", "aten.std_mean", "aten.count_nonzero", "aten.aminmax"), make.along(1, "dim")),
-    **dict.fromkeys(("aten.fft_fft", "aten.fft_ifft", "aten.fft_rfft", "aten.fft_irfft"), make.along(2, "dim", -1)),
-    **dict.fromkeys(("aten.fft_fft2", "aten.fft_ifft2", "aten.fft_rfft2"), make.along(2, "dim", (-2, -1))),
-    **dict.fromkeys(("aten.fft_fftn", "aten.fft_ifftn", "aten.fft_rfftn"), make.along(2, "dim")),
+    **{f"aten.fft_{name}": make.along(2, "dim", -1, solid=True) for name in ("fft", "ifft", "rfft", "irfft")},
+    **{f"aten.fft_{name}2": make.along(2, "dim", (-2, -1), solid=True) for name in ("fft", "ifft", "rfft", "irfft")},
+    **{f"aten.fft_{name}n": make.along(2, "dim", solid=True) for name in ("fft", "ifft", "rfft", "irfft")},
     "aten.cosine_similarity": make.along(2, "dim", 1),
     "aten.view_as_complex": "... _ -> ...",
     "aten.view_as_real": "... -> ... _",
@@ -112,15 +121,23 @@ RULES: dict[str, str | LineMaker] = {
     **dict.fromkeys(("aten.tril", "aten.triu"), "... _ _ -> ... _ _"),
     **dict.fromkeys(("aten.movedim", "aten.moveaxis"), make.movedim),
     **dict.fromkeys(("aten.swapaxes", "aten.swapdims"), make.transpose),
-    "aten.slice_scatter": make.slice_scatter,
-    "aten.select_scatter": make.select_scatter,
-    **dict.fromkeys(("aten.repeat", "aten.tile"), make.repeat),
-    "aten.repeat_interleave": make.repeat_interleave,
-    "aten.unfold": make.unfold,
-    **dict.fromkeys(("aten.scatter", "aten.scatter_add", "aten.scatter_reduce"), make.scatter),
-    **dict.fromkeys(("aten.index_add", "aten.index_copy"), make.index_add),
+    "aten.slice_scatter": places.slice_scatter,
+    "aten.select_scatter": places.select_scatter,
+    **dict.fromkeys(("aten.repeat", "aten.tile"), places.repeat),
+    "aten.repeat_interleave": places.repeat_interleave,
+    "aten.unfold": places.unfold,
+    **dict.fromkeys(("aten.scatter", "aten.scatter_add", "aten.scatter_reduce"), places.scatter),
+    **dict.fromkeys(("aten.index_add", "aten.index_copy"), places.index_add),
     "aten.im2col": "b _ _ _ -> b _ _",
-    "aten.col2im": "b _ _ -> b _ _",
+    "aten.col2im": "b _ _ -> b _ _ _ | b!",
+    "aten.diag_embed": places.diag_embed,
+    "aten.diagonal": places.diagonal,
+    "aten.linalg_cross": make.along(2, "dim", -1),
+    "aten.bucketize.Tensor": "..., _ -> ...",
+    "aten.index_fill": places.index_fill,
+    **{f"aten.{name}": "... _ _ -> ... _ _" for name in MATRICES.split()},
+    "aten.linalg_qr": "... _ _ -> ... _ _, ... _ _",
+    "aten.linalg_eigh": "... _ _ -> ... _, ... _ _",
     "aten.cdist": "... m _, ... n _ -> ... m n",
     "aten.grid_sampler": make.grid_sampler,
     **{f"aten.{name}.input": make.recurrent for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
@@ -133,9 +150,9 @@ RULES: dict[str, str | LineMaker] = {
     "aten.cat": make.cat,
     "aten.stack": make.stack,
     **dict.fromkeys(("aten.pad", "aten.constant_pad_nd"), make.pad),
-    "aten.index": make.index,
-    "aten.index_select": make.index_select,
-    "aten.gather": make.gather,
+    "aten.index": places.index,
+    "aten.index_select": places.index_select,
+    "aten.gather": places.gather,
     **dict.fromkeys(("aten.full", "aten.ones", "aten.zeros", "aten.empty"), "-> ..."),
     **dict.fromkeys(("aten.new_full", "aten.new_ones", "aten.new_zeros"), make.new),
     **dict.fromkeys(("aten.arange", "aten.eye", "aten.linspace", "aten.scalar_tensor"), make.constant),

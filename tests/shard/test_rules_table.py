@@ -1,0 +1,49 @@
+"""Nothing stands in the table of rules that no trial has shown to hold."""
+
+from __future__ import annotations
+
+import torch
+
+from autopar.shard.check import capture
+from autopar.shard.rules import rule_for
+from autopar.shard.table import RULES
+from tests.shard import test_rules_images, test_rules_places, test_rules_pointwise, test_rules_sharded
+
+TRIED = [
+    call
+    for module in (test_rules_images, test_rules_places, test_rules_pointwise, test_rules_sharded)
+    for call in module.CALLS
+]
+ELSEWHERE = {
+    "autopar.opaque": "test_opaque: submodules on real processes",
+    "aten.batch_norm": "test_batch_norm: statistics of all ranks, on real processes",
+    "aten._native_batch_norm_legit_functional": "test_batch_norm",
+    "aten.empty": "test_empty_tensors: no values are promised",
+    "aten.empty_like": "test_empty_tensors",
+}
+"""Rules that can't be tried in one process, and the tests that try them."""
+
+
+def _key(target: str) -> str:
+    """The key of the table that serves a call."""
+    name = f"aten.{target}"
+    return name if name in RULES else name.rpartition(".")[0]
+
+
+def test_every_rule_is_tried() -> None:
+    """Each key of the table serves a call that is run sharded against whole, forward and backward."""
+    assert RULES.keys() - {_key(target if "." in target else f"{target}.") for target, *_ in TRIED} == ELSEWHERE.keys()
+
+
+def test_keys_name_operators() -> None:
+    """Torch has an operator of each name."""
+    assert [key for key in RULES if "aten." in key and not hasattr(torch.ops.aten, key.split(".")[1])] == []
+
+
+def test_empty_tensors() -> None:
+    """Both dims of a tensor without values can be split."""
+    for target, arguments in (("empty.memory_format", ([4, 6],)), ("empty_like", (torch.ones(4, 6),))):
+        op, layer, _ = capture(f"aten.{target}", arguments)
+        rule = rule_for(op, layer)
+        assert rule is not None
+        assert [rule.results[0].index(f.name) for f in rule.factors] == [0, 1]
