@@ -119,7 +119,9 @@ def print_table(plan: Any, step_s: float, peak_bytes: int, loss: float, alone: f
     stage = plan.stages[0]
     middle = stage.strategies[stage.assignment[len(stage.assignment) // 2]]
     mib = 1 << 20
-    print(f"{'plan chosen':26s}{strategy_words(middle, stage.mesh)}; {plan.num_microbatches} microbatches")
+    stages = f"{len(plan.stages)} stages ({plan.schedule}), each " if plan.pp_degree > 1 else ""
+    words = strategy_words(middle, stage.mesh)
+    print(f"{'plan chosen':26s}{stages}{words}; {plan.num_microbatches} microbatches")
     print(f"{'':26s}{'predicted':>14s}{'measured':>14s}")
     print(f"{'seconds a step':26s}{plan.step_time_s:14.3f}{step_s:14.3f}")
     print(f"{'peak tensor MiB':26s}{plan.peak_tensor_bytes / mib:14.1f}{peak_bytes / mib:14.1f}")

@@ -14,6 +14,7 @@ from autopar.cost.states import HeldParameter, parameter_bytes
 from autopar.graph import DTYPE_BYTES, local_shape
 from autopar.plan import DtypePolicy
 from autopar.shard.program import Program
+from autopar.shard.put_off import params_put_off
 from autopar.shard.storage import BUCKET_BYTES, Keeper
 
 
@@ -26,7 +27,7 @@ class LayerMemory:
     beyond that while the layer runs forward or backward. `step`: temporaries when gradients are reduced, of the largest
     layer at a time; `update`: temporaries of the optimizer, of all layers at once. `inputs`: of the batch, in the layer
     that reads it first. `put_off`: what waits to become one microbatch's gradients of weights where these are made
-    apart; `parting`: as `transient` then, what waits of the layer included.
+    apart, `late` of the `gradients`; `parting`: as `transient` then, what waits of the layer included.
     """
 
     parameters: int
@@ -40,6 +41,7 @@ class LayerMemory:
     inputs: int = 0
     put_off: int = 0
     parting: int = 0
+    late: int = 0
 
 
 def layer_memory(
@@ -63,6 +65,8 @@ def layer_memory(
     gathers = _gathers(parameters, policy, staged, next_elements)
     saved = walked.saved + round(sum(s.gathered for s in states))
     buffers = sum(_buffer_bytes(program, name, batch) for name in program.buffers)
+    apart = params_put_off(program)
+    late = [p.owned and p.graded and n in apart for p, n in zip(parameters, program.params, strict=True)]
     backward = walked.growing if gathers.scattered and not staged else walked.backward
     passing = max(walked.forward + gathers.forward, gathers.entering, gathers.leaving, gathers.before - saved)
     return LayerMemory(
@@ -76,6 +80,7 @@ def layer_memory(
         reduced=round(sum(s.reduced for s in states)),
         put_off=walked.put_off,
         parting=max(passing, walked.parting + gathers.backward, walked.put_off - saved),
+        late=round(sum(s.gradients for s, is_late in zip(states, late, strict=True) if is_late)),
     )
 
 

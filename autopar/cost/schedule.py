@@ -32,16 +32,17 @@ class Event(NamedTuple):
 
 
 class _Counts(NamedTuple):
-    """Of a group's operations in order; the columns of `saved`, `put_off` and `grown` are its chunks.
+    """Of a group's operations in order; the columns of `saved`, `put_off`, `begun` and `grown` are its chunks.
 
     `chunk`, `kind` (operations,). After each operation (operations, chunks): of how many microbatches activations are
-    held, of how many the gradients of weights are put off, and whether gradients exist.
+    held, of how many the gradients of weights are put off, and whether gradients exist, some or all.
     """
 
     chunk: Indices
     kind: Indices
     saved: Indices
     put_off: Indices
+    begun: NDArray[np.bool_]
     grown: NDArray[np.bool_]
 
 
@@ -55,8 +56,8 @@ def _counts(shape: Shape, group: int) -> _Counts:
 
     ahead, inputs, weights = runs(Kind.FORWARD, Kind.JOINT), runs(Kind.INPUT), runs(Kind.WEIGHT)
     whole = runs(Kind.BACKWARD)
-    grown = (whole + weights) > 0
-    return _Counts(mine.argmax(axis=1), kind, ahead - whole - inputs, inputs - weights, grown)
+    begun, grown = (whole + inputs) > 0, (whole + weights) > 0
+    return _Counts(mine.argmax(axis=1), kind, ahead - whole - inputs, inputs - weights, begun, grown)
 
 
 def _is(kind: Indices, *kinds: Kind) -> NDArray[np.bool_]:
@@ -98,42 +99,55 @@ def weights_behind(shape: Shape) -> tuple[int, ...]:
 class Holding(NamedTuple):
     """What a group of devices holds as its chunk `chunk` runs the backward pass of a microbatch.
 
-    `saved[c]`: of how many microbatches its chunk c has activations, the running one included; `grown[c]`: whether
-    gradients of chunk c exist from an earlier one. `put_off[c]`: of how many others its weights' gradients are still to
-    be made; `puts_off`: whether those of the running one will be.
+    `saved[c]`: of how many microbatches its chunk c has activations, the running one included; `grown[c]`: whether all
+    gradients of chunk c exist from an earlier one. Where a schedule splits the backward pass, `half`: 1 for the half
+    that puts gradients of weights off, 2 for the one that makes them (0: the pass is whole); `put_off[c]`: of how many
+    other microbatches these are still to be made; `begun[c]`: whether the gradients that aren't put off exist.
     """
 
     chunk: int
     saved: tuple[int, ...]
     grown: tuple[bool, ...]
+    half: int = 0
     put_off: tuple[int, ...] = ()
-    puts_off: bool = False
+    begun: tuple[bool, ...] = ()
 
 
 @lru_cache(maxsize=4096)
 def holdings(shape: Shape, group: int) -> tuple[Holding, ...]:
     """The fullest states of a group's devices as backward passes run; what another one covers is left out."""
     counts = _counts(shape, group)
-    back = np.flatnonzero(_is(counts.kind, Kind.BACKWARD, Kind.INPUT))
-    before = back - 1  # a forward pass, at least, comes first
-    splits = (counts.put_off[before], counts.kind[back, None] == Kind.INPUT) if shape.schedule in SPLIT else ()
-    saved, grown = counts.saved[before], counts.grown[before]
-    states = np.concatenate([counts.chunk[back, None], saved, grown, *splits], axis=1)
+    first_weights = (counts.kind == Kind.WEIGHT) & ~_before(counts.grown)[np.arange(len(counts.kind)), counts.chunk]
+    at = np.flatnonzero(_is(counts.kind, Kind.BACKWARD, Kind.INPUT) | first_weights)
+    chunk, half = counts.chunk[at, None], _HALF[counts.kind[at, None]]
+    saved, grown, begun, put_off = (_before(n)[at] for n in (counts.saved, counts.grown, counts.begun, counts.put_off))
+    others = put_off - ((half == 2) & (np.arange(shape.chunks) == chunk))
+    split = (others, begun) if shape.schedule in SPLIT else ()
+    states = np.concatenate([chunk, half, saved, grown, *split], axis=1)
     return tuple(_holding(row, shape.chunks) for row in _uncovered(dict.fromkeys(map(tuple, states.tolist()))))
+
+
+_HALF = np.array([{Kind.INPUT: 1, Kind.WEIGHT: 2}.get(kind, 0) for kind in Kind])
+
+
+def _before(after: Indices | NDArray[np.bool_]) -> Indices:
+    """What was counted after each operation, before each."""
+    return np.concatenate([np.zeros_like(after[:1]), after[:-1]])
 
 
 def _holding(row: tuple[int, ...], chunks: int) -> Holding:
     """Of the numbers that `holdings` counts."""
-    chunk, *rest = row
-    saved, grown, put_off = (tuple(rest[i * chunks : (i + 1) * chunks]) for i in range(3))
-    return Holding(chunk, saved, tuple(map(bool, grown)), put_off, bool(rest[3 * chunks :] and rest[-1]))
+    chunk, half, *rest = row
+    saved, grown, put_off, begun = (tuple(rest[i * chunks : (i + 1) * chunks]) for i in range(4))
+    return Holding(chunk, saved, tuple(map(bool, grown)), half, put_off, tuple(map(bool, begun)))
 
 
 def _uncovered(rows: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Those that no other one of the same chunk, their first number, is at least as much as in each number."""
+    """Those that no other one alike in the first two numbers is at least as much as in each number."""
     found = list(rows)
     states = np.array(found)
-    covers = (states[:, None] >= states).all(axis=-1) & (states[:, None, 0] == states[:, 0])
+    alike = (states[:, None, :2] == states[:, :2]).all(axis=-1)
+    covers = (states[:, None] >= states).all(axis=-1) & alike
     np.fill_diagonal(covers, val=False)
     return [row for row, covered in zip(found, covers.any(axis=0).tolist(), strict=True) if not covered]
 

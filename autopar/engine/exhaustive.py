@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.engine.label_graph import LabelGraph
-from autopar.engine.stack_problem import Backward, Run, StackProblem
+from autopar.engine.stack_problem import Backward, Choices, Run, StackProblem
 
 
 def minimum_table(graph: LabelGraph) -> NDArray[np.float64]:
@@ -130,23 +130,41 @@ def _at_run(
     """What is held beside the static bytes while run `r` of the backward's chunk is passed."""
     held = backward.held_bytes
     late = backward.put_off or (0,) * len(backward.saved)
+    begun = [all_ or some for all_, some in zip(backward.grown, backward.begun or backward.grown, strict=True)]
     for k, run in enumerate(problem.runs):
-        done = run.chunk == backward.chunk and k > r  # this microbatch has left it: its gradients exist
-        held += (backward.saved[run.chunk] - done) * total("saved_bytes", [k])
-        held += (late[run.chunk] + (done and backward.puts_off)) * total("put_off_bytes", [k])
-        held += total("grad_bytes", [k]) if done or backward.grown[run.chunk] else 0
-    own = problem.runs[r].choices
-    transient = [int(own.transient_bytes[c]) for c in picks[r]]
-    grows, parts = not backward.grown[backward.chunk], backward.puts_off
-    if grows or parts:
-        # layer by layer gradients, and what is put off, take the place of saved bytes; the layer passed holds all it
-        # saved, its gradients, and its temporaries, to which what is put off belongs
-        if parts:
-            transient = [int(own.parting_bytes[c]) for c in picks[r]]
-        saved = [int(own.saved_bytes[c]) for c in picks[r]]
-        made = [grows * int(own.grad_bytes[c]) for c in picks[r]]
-        into = [m + parts * int(own.put_off_bytes[c]) for m, c in zip(made, picks[r], strict=True)]
-        larger = [max(pair) for pair in zip(saved, into, strict=True)]
-        held += sum(larger) - sum(saved)
-        transient = [sum(bytes_) - more for *bytes_, more in zip(transient, saved, made, larger, strict=True)]
-    return held + max(transient)
+        chunk, own = run.chunk, run.chunk == backward.chunk
+        if own and backward.half == 2:  # first run first gradients of weights are made of what was put off
+            held += backward.saved[chunk] * total("saved_bytes", [k]) + total("grad_bytes", [k])
+            held += (late[chunk] + (k >= r)) * total("put_off_bytes", [k]) - (k >= r) * total("late_bytes", [k])
+            continue
+        done = own and k > r  # this microbatch has left it: its gradients exist, but for what is put off
+        held += (backward.saved[chunk] - done) * total("saved_bytes", [k])
+        held += (late[chunk] + (done and backward.half == 1)) * total("put_off_bytes", [k])
+        held += total("grad_bytes", [k]) if done or begun[chunk] else 0
+        if not backward.grown[chunk] and (begun[chunk] or done) and not (done and backward.half == 0):
+            held -= total("late_bytes", [k])
+    layers = [
+        _passing(problem.runs[r].choices, c, backward.half, begun[backward.chunk], backward.grown[backward.chunk])
+        for c in picks[r]
+    ]
+    return held + sum(more for more, _ in layers) + max(alone for _, alone in layers)
+
+
+def _passing(of: Choices, c: int, half: int, begun: bool, grown: bool) -> tuple[int, int]:
+    """Of a layer of the run that is passed: what it may hold more than before; what it holds more while it runs.
+
+    One after the other layers turn saved bytes into gradients and what is put off, or that into gradients of weights;
+    the one that runs holds both, and its temporaries, to which what is put off belongs.
+    """
+    saved, gradients, late, put_off, transient, parting = (
+        int(getattr(of, f"{name}_bytes")[c]) for name in ("saved", "grad", "late", "put_off", "transient", "parting")
+    )
+    if half == 0 and grown:
+        return 0, transient
+    if half == 2:
+        before, made, after, temporary = put_off, late, late, 0
+    else:
+        made = (0 if begun else gradients - late) + (0 if grown or half == 1 else late)
+        before, after, temporary = saved, made + half * put_off, (transient, parting)[half]
+    larger = max(before, after)
+    return larger - before, before + made + temporary - larger

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import cached_property
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,16 +24,18 @@ class Backward:
 
     `saved[c]`: of how many microbatches chunk c holds what it saved, the running one included. `grown[c]`: whether its
     gradients exist from an earlier microbatch; if not they come into being as this one passes. `held_bytes`: besides.
-    Where gradients of weights are put off, `put_off[c]` counts the other microbatches of which what they are made from
-    still waits in chunk c (none unless given); of the running one it will if it `puts_off`.
+    Of a pass in halves the first (`half` 1) puts gradients of weights off and the second (2) makes them. `put_off[c]`
+    counts the other microbatches of which what they are made from still waits in chunk c (none unless given), and
+    `begun[c]` says whether its other gradients exist (as `grown` unless given).
     """
 
     chunk: int
     saved: tuple[int, ...]
     grown: tuple[bool, ...]
     held_bytes: int = 0
+    half: int = 0
     put_off: tuple[int, ...] = ()
-    puts_off: bool = False
+    begun: tuple[bool, ...] = ()
 
 
 class Moment(NamedTuple):
@@ -47,34 +49,60 @@ class Moment(NamedTuple):
 REDUCING, UPDATING = Moment(None, -2), Moment(None, -1)
 
 
-class Held(NamedTuple):
-    """How many times a layer's bytes are held at a moment.
+class Bytes(NamedTuple, Generic[Amount]):
+    """Of a layer's bytes, or those of each of its choices, what changes as it runs backward (see `Choices`)."""
 
-    `changing`: besides one microbatch's saved bytes, or what they turn into where that is more: its gradients
-    (`growing`) and what waits to become gradients of weights (`parting`).
+    saved: Amount
+    gradients: Amount
+    late: Amount
+    transient: Amount
+    put_off: Amount
+    parting: Amount
+
+
+class Turn(NamedTuple):
+    """A layer's bytes of one microbatch turn into others as a pass, or half `half` of it, goes through its run.
+
+    Saved bytes turn into gradients that don't exist yet (`late`: those of weights that can be put off; `early`: others)
+    and, in the first half, into what is put off, which the second half turns into gradients.
+    """
+
+    half: int
+    early: bool
+    late: bool
+
+    def made(self, of: Bytes[Amount]) -> Amount:
+        """Gradients that come into being."""
+        return (of.gradients - of.late) * self.early + of.late * self.late
+
+    def before(self, of: Bytes[Amount]) -> Amount:
+        """What turns."""
+        return of.put_off if self.half == 2 else of.saved
+
+    def more(self, of: Bytes[Amount]) -> Amount:
+        """What turns or what it turns into, whichever is more."""
+        found: Amount = np.maximum(self.before(of), self.made(of) + of.put_off * (self.half == 1))
+        return found
+
+    def on_top(self, of: Bytes[Amount]) -> Amount:
+        """What the layer holds beyond that while it runs: both, and its temporaries."""
+        temporary = (of.transient, of.parting, of.transient * 0)[self.half]
+        return self.before(of) + self.made(of) + temporary - self.more(of)
+
+
+class Held(NamedTuple):
+    """How many times a layer's bytes are held at a moment; `late` gradients, a part of all, are missing `unmade` times.
+
+    `turn`: besides, what one microbatch's bytes turn into.
     """
 
     saved: int
     gradients: int
     reduced: int = 0
     update: int = 0
-    growing: bool = False
     put_off: int = 0
-    parting: bool = False
-
-    @property
-    def changing(self) -> bool:
-        """Whether one microbatch's saved bytes turn into something else."""
-        return self.growing or self.parting
-
-    def turned(self, saved: Amount, gradients: Amount, put_off: Amount) -> Amount:
-        """What a layer that is `changing` holds besides: saved bytes, or what they turn into."""
-        more: Amount = np.maximum(saved, gradients * self.growing + put_off * self.parting)
-        return more
-
-    def on_top(self, saved: Amount, gradients: Amount, transient: Amount, parting: Amount, besides: Amount) -> Amount:
-        """What a layer that is `changing` holds beyond that while it runs: all it saved, temporaries, its gradients."""
-        return saved + (parting if self.parting else transient) + gradients * self.growing - besides
+    unmade: int = 0
+    turn: Turn | None = None
 
 
 def moments_of(backwards: Sequence[Backward], chunks: Sequence[int]) -> tuple[Moment, ...]:
@@ -89,14 +117,21 @@ def held_at(moment: Moment, run: int, chunk: int) -> Held:
     if backward is None:
         return Held(0, 1) if moment == REDUCING else Held(0, 0, reduced=1, update=1)
     saved, grown = backward.saved[chunk], backward.grown[chunk]
+    begun = grown or (bool(backward.begun) and backward.begun[chunk])
     late = backward.put_off[chunk] if backward.put_off else 0
-    if chunk != backward.chunk or run < moment.run:
-        return Held(saved, int(grown), put_off=late)
-    if run > moment.run:
-        return Held(saved - 1, 1, put_off=late + backward.puts_off)
-    if grown and not backward.puts_off:
-        return Held(saved, 1, put_off=late)
-    return Held(saved - 1, int(grown), growing=not grown, put_off=late, parting=backward.puts_off)
+    half = backward.half
+    here = chunk == backward.chunk
+    if here and half == 2:
+        if run < moment.run:
+            return Held(saved, 1, put_off=late)
+        waits, turn = (1, None) if run > moment.run else (0, Turn(2, early=False, late=True))
+        return Held(saved, 1, put_off=late + waits, unmade=1, turn=turn)
+    if here and run > moment.run:
+        return Held(saved - 1, 1, put_off=late + half, unmade=half * (not grown))
+    if not here or run < moment.run or (grown and not half):
+        return Held(saved, int(begun), put_off=late, unmade=begun - grown)
+    turn = Turn(half, early=not begun, late=not (grown or half))
+    return Held(saved - 1, int(begun), put_off=late, unmade=begun - grown, turn=turn)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,10 +143,10 @@ class Choices:
     they are reduced, `reduced_bytes` (as many unless given) from then on; `saved_bytes`: kept for the backward of one
     microbatch; `transient_bytes`: the layer's largest temporary; `step_bytes`: its temporaries as gradients are
     reduced, of which only the largest layer's exist at once; `update_bytes`: those of the optimizer, of all layers at
-    once; `put_off_bytes` (none unless given): what waits to become a microbatch's gradients of weights, and
-    `parting_bytes` (both together unless given): the largest temporary where these wait, what waits of the layer itself
-    included. `ties` (C, T): the value chosen for tie t, -1 where the choice has none; all layers that have a value for
-    a tie must have the same.
+    once; `put_off_bytes` (none unless given): what waits to become a microbatch's gradients of weights, `late_bytes`
+    (none unless given) of `grad_bytes`; `parting_bytes` (transient and put off unless given): the largest temporary
+    where these wait, what waits of the layer itself included. `ties` (C, T): the value chosen for tie t, -1 where the
+    choice has none; all layers that have a value for a tie must have the same.
     Raises ProblemError on columns that don't fit.
     """
 
@@ -128,12 +163,13 @@ class Choices:
     update_bytes: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     reduced_bytes: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     put_off_bytes: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    late_bytes: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     parting_bytes: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     def __post_init__(self) -> None:
         if not self.ties.size:
             object.__setattr__(self, "ties", np.empty((len(self.entry), 0), dtype=np.int64))
-        for name in ("update_bytes", "put_off_bytes"):
+        for name in ("update_bytes", "put_off_bytes", "late_bytes"):
             if not getattr(self, name).size:
                 object.__setattr__(self, name, np.zeros(len(self.entry), dtype=np.int64))
         if not self.reduced_bytes.size:
@@ -157,19 +193,21 @@ class Choices:
         found = self.static_bytes + self.grad_bytes * times.gradients + self.saved_bytes * times.saved
         found = found + self.reduced_bytes * times.reduced + self.update_bytes * times.update
         found = found + self.put_off_bytes * times.put_off if times.put_off else found
-        return found + self._turned(times) if times.changing else found
+        found = found - self.late_bytes * times.unmade if times.unmade else found
+        return found + times.turn.more(self._changing) if times.turn else found
 
     def extra(self, moment: Moment, times: Held) -> Ints:
         """(C,) bytes that one layer alone holds on top while its run is at a moment."""
         if moment.backward is None:
             return self.step_bytes if moment == REDUCING else np.zeros_like(self.step_bytes)
-        if not times.changing:
-            return self.transient_bytes
-        besides = self._turned(times)
-        return times.on_top(self.saved_bytes, self.grad_bytes, self.transient_bytes, self.parting_bytes, besides)
+        return times.turn.on_top(self._changing) if times.turn else self.transient_bytes
 
-    def _turned(self, times: Held) -> Ints:
-        return times.turned(self.saved_bytes, self.grad_bytes, self.put_off_bytes)
+    @property
+    def _changing(self) -> Bytes[Ints]:
+        return Bytes(
+            self.saved_bytes, self.grad_bytes, self.late_bytes, self.transient_bytes, self.put_off_bytes,
+            self.parting_bytes,
+        )  # fmt: skip
 
     def take(self, rows: Ints) -> Choices:
         """The choices of the given rows, in that order."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from autopar.plan import LayerCost, PlanRecord
-from autopar.report.timeline import FORWARD, INPUT, WEIGHT, slots
+from autopar.report.timeline import BACKWARD, FORWARD, INPUT, WEIGHT, slots
 from autopar.schedules import group_of, stages_of
 
 
@@ -27,14 +27,16 @@ def held_over_time(record: PlanRecord) -> list[list[Held]]:
     stages = [[cost for cost in record.costs.layers if cost.stage == s] for s in range(len(record.stages))]
     mine = [stages_of(record.schedule, g, groups, len(stages)) for g in range(groups)]
     found = [[Held(0.0, sum(_always(stages[s]) for s in own))] for own in mine]
-    begun: set[int] = set()
+    begun: set[tuple[int, tuple[str, ...]]] = set()
     for slot in sorted(slots(record), key=lambda slot: slot.start_s):
         line, own = found[group_of(record.schedule, slot.stage, groups)], stages[slot.stage]
-        saved, late = _bytes(own, "saved"), _bytes(own, "put_off")
-        change = {FORWARD: saved, INPUT: late - saved, WEIGHT: -late}.get(slot.way, -saved)
-        if slot.way not in (FORWARD, INPUT) and slot.stage not in begun:
-            change += _bytes(own, "gradients")
-            begun.add(slot.stage)
+        saved, waits = _bytes(own, "saved"), _bytes(own, "put_off")
+        change = {FORWARD: saved, INPUT: waits - saved, WEIGHT: -waits}.get(slot.way, -saved)
+        late = _bytes(own, "late")
+        for comes, size in (((INPUT, BACKWARD), _bytes(own, "gradients") - late), ((WEIGHT, BACKWARD), late)):
+            if slot.way in comes and (slot.stage, comes) not in begun:
+                change += size
+                begun.add((slot.stage, comes))
         before = line[-1].size_bytes
         line += [Held(slot.start_s, before), Held(slot.end_s, before + change)]
     for line in found:

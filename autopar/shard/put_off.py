@@ -36,6 +36,19 @@ def product_with_weight(call: Call, program: Program) -> Roles | None:
     return None if call.kernel else _roles(call.op, call.operands, program.params, program.values)
 
 
+def params_put_off(program: Program) -> frozenset[str]:
+    """Parameters that products alone read, as weights or biases: all of their gradients can be put off."""
+    elsewhere: set[str] = set()
+    found: set[str] = set()
+    for step in program.steps:
+        roles = product_with_weight(step, program) if isinstance(step, Call) else None
+        late = () if roles is None else (roles.weight, *([roles.bias] if roles.bias >= 0 else []))
+        read = step.operands if isinstance(step, Call) else (step.source,)
+        found |= {read[i] for i in late}
+        elsewhere |= {name for i, name in enumerate(read) if i not in late}
+    return frozenset(name for name in program.params if name in found - elsewhere)
+
+
 def most_put_off(op: Op, layer: LayerClass) -> float:
     """The largest share of an op's backward pass that can be put off: 1 where only its weight wants a gradient."""
     roles = _roles(op, op.operands, layer.params, layer.values)

@@ -199,6 +199,12 @@ def test_what_waits_for_gradients_of_weights_counts_once() -> None:
     assert (again.saved, again.put_off, again.saved + again.parting) == (X, 10 * X, 18 * X)
 
 
+def test_gradients_of_weights_are_late_where_products_alone_read_them() -> None:
+    """Both weights belong to products, so all gradients are late; what another layer reads, too, isn't."""
+    assert memory(whole(), POLICIES["fp32"]).late == 4 * WEIGHTS
+    assert memory(whole(), POLICIES["fp32"], uses=Uses(frozenset({"up"}))).late == 2 * WEIGHTS
+
+
 def test_policy_with_equal_dtypes_needs_no_copies() -> None:
     """ZeRO 0 with parameters in the compute dtype keeps each once."""
     policy = DtypePolicy("float32", "float32", "float32", "float32")

@@ -19,7 +19,8 @@ from autopar.engine.stack_problem import Backward, Choices, Floats, Run, StackPr
 
 def random_choices(rng: np.random.Generator, count: int, states: int, ties: int) -> Choices:
     """Choices with small whole numbers of bytes, so that equal figures and tight fits are frequent."""
-    static, grad, saved, transient, step, update, late = rng.integers(0, 12, (7, count)) * rng.integers(0, 2, (7, 1))
+    few = rng.integers(0, 12, (8, count)) * rng.integers(0, 2, (8, 1))
+    static, grad, saved, transient, step, update, put_off, parting = few
     reduced = grad - rng.integers(0, grad + 1)
     values = np.where(rng.random((count, ties)) < 0.5, rng.integers(0, 2, (count, ties)), -1)
     return Choices(
@@ -35,7 +36,9 @@ def random_choices(rng: np.random.Generator, count: int, states: int, ties: int)
         values,
         update,
         reduced,
-        late,
+        put_off,
+        rng.integers(0, grad + 1),
+        parting,
     )
 
 
@@ -57,8 +60,9 @@ def stack_problems(draw: st.DrawFn) -> StackProblem:
             tuple(rng.integers(1, 4, 2).tolist()),
             tuple(rng.integers(0, 2, 2).astype(bool).tolist()),
             int(rng.integers(0, 9)),
+            int(rng.integers(0, 3)),
             tuple(rng.integers(0, 3, 2).tolist()) if rng.random() < 0.5 else (),
-            bool(rng.integers(0, 2)),
+            tuple(rng.integers(0, 2, 2).astype(bool).tolist()) if rng.random() < 0.5 else (),
         )
         for _ in range(int(rng.integers(1, 4)))
     )

@@ -201,18 +201,29 @@ def _peak(
     for holding in held:
         (backward,) = book.backwards((chunk,), [holding], seam)
         ((saved,), (grown,)) = holding.saved, holding.grown
-        (late,) = holding.put_off or (0,)
+        (late,), (begun,) = holding.put_off or (0,), holding.begun or (grown,)
         for r, (own, count) in enumerate(memory):
-            total = always + backward.held_bytes + own.transient
+            total = always + backward.held_bytes
             for k, (m, n) in enumerate(memory):
-                total += (saved - (k > r)) * m.saved * n + (m.gradients * n if grown or k > r else 0)
-                total += (late + (k > r) * holding.puts_off) * m.put_off * n
-            if not grown or holding.puts_off:
+                if holding.half == 2:  # gradients of weights of runs up to this one are made of what waited
+                    total += saved * m.saved * n + late * m.put_off * n + m.gradients * n
+                    total += (m.put_off - m.late) * n if k >= r else 0
+                    continue
+                total += (saved - (k > r)) * m.saved * n
+                total += (late + (k > r) * holding.half) * m.put_off * n
+                if begun or k > r:
+                    total += (m.gradients - (0 if grown or (k > r and not holding.half) else m.late)) * n
+            if holding.half == 2:
+                larger = max(own.put_off, own.late)
+                total += (larger - own.put_off) * count + own.put_off + own.late - larger
+            elif grown and not holding.half:
+                total += own.transient
+            else:
                 # of each layer the larger of what is saved and what that turns into; of one all it saved and makes
-                made = (not grown) * own.gradients
-                into = made + holding.puts_off * own.put_off
+                made = (not begun) * (own.gradients - own.late) + (not grown and not holding.half) * own.late
+                into = made + holding.half * own.put_off
                 total += (max(own.saved, into) - own.saved) * count + own.saved + made - max(own.saved, into)
-                total += own.parting - own.transient if holding.puts_off else 0
+                total += own.parting if holding.half else own.transient
             moments.append(total)
     return max(moments)
 

@@ -50,6 +50,7 @@ def choices_of(columns: Sequence[Column], states: Mapping[Layout, int]) -> Choic
         update_bytes=_ints(m.update for m in memory),
         reduced_bytes=_ints(m.reduced for m in memory),
         put_off_bytes=_ints(m.put_off for m in memory),
+        late_bytes=_ints(m.late for m in memory),
         parting_bytes=_ints(m.parting for m in memory),
     )
 

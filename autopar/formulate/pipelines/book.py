@@ -317,7 +317,8 @@ class StageBook:
         lasting = len(chunks) > 1 or bool(holding.put_off)
         late = holding.put_off or (0,) * len(chunks)
         held = 0
-        for saved, waiting, chunk in zip(holding.saved, late, chunks, strict=True):
+        for n, (saved, others, chunk) in enumerate(zip(holding.saved, late, chunks, strict=True)):
+            waiting = others + (holding.half == 2 and n == holding.chunk)
             received, sent = self._held_bytes(chunk.first, True, seam), self._held_bytes(chunk.end, False, seam)
             held += saved * (received + sent) + waiting * self.seam_bytes(chunk.first, seam)
             if lasting:
@@ -327,7 +328,7 @@ class StageBook:
         held += 2 * self.seam_bytes(chunks[holding.chunk].end, seam)
         if not lasting and holding.grown[0]:
             held += self.seam_bytes(chunks[0].first, seam)
-        return Backward(holding.chunk, holding.saved, holding.grown, held, holding.put_off, holding.puts_off)
+        return Backward(holding.chunk, holding.saved, holding.grown, held, holding.half, holding.put_off, holding.begun)
 
     def _choices_of(self, run: int, tie: int) -> tuple[list[int], Choices]:
         """Columns of a run that keep tied parameters as told, and their figures."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.cost.layer import LayerFigures
-from autopar.engine.stack_problem import REDUCING, Backward, Moment, held_at, moments_of, one_at_a_time
+from autopar.engine.stack_problem import REDUCING, Backward, Bytes, Moment, held_at, moments_of, one_at_a_time
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "transient", "reserve")
 
@@ -78,15 +78,20 @@ def _held(layers: Sequence[Layers], moment: Moment, inputs_bytes: int) -> dict[s
         times = held_at(moment, part.run, part.chunk)
         held["parameters"] += memory.parameters * count
         held["optimizer"] += memory.optimizer * count
-        held["gradients"] += (memory.gradients * times.gradients + memory.reduced * times.reduced) * count
+        gradients = memory.gradients * times.gradients - memory.late * times.unmade
+        held["gradients"] += (gradients + memory.reduced * times.reduced) * count
         held["activations"] += (memory.saved * times.saved + memory.put_off * times.put_off + memory.inputs) * count
         held["transient"] += memory.update * count * times.update
         extra = memory.step if moment == REDUCING else memory.transient if part.run == moment.run else 0
-        if times.changing:
-            more = int(times.turned(memory.saved, memory.gradients, memory.put_off))
-            held["gradients" if times.growing and more > memory.saved else "activations"] += more * count
-            if part.run == moment.run:
-                extra = times.on_top(memory.saved, memory.gradients, memory.transient, memory.parting, more)
+        if times.turn:
+            changing = Bytes(
+                memory.saved, memory.gradients, memory.late, memory.transient, memory.put_off, memory.parting
+            )
+            more = int(times.turn.more(changing))
+            made = int(times.turn.made(changing)) if more > times.turn.before(changing) else 0
+            held["gradients"] += made * count
+            held["activations"] += (more - made) * count
+            extra = int(times.turn.on_top(changing)) if part.run == moment.run else 0
         largest = max(largest, extra)
     held["transient"] += largest
     return held
