@@ -31,7 +31,7 @@ class Conventions:
     `whole_batch`: whether the batch isn't split in time where a plan doesn't say, but for a pipeline into as many
     microbatches as stages. `messages`: how many collectives a block's parameters take; `link_share`: of a link's rate
     that these reach. `half_states`: whether parameters, gradients and moments all have 16 bits. `extra_state_bytes`: of
-    copies that the optimizer keeps a parameter, sharded as its states are.
+    copies that the optimizer makes a parameter, sharded as its states are. `dtensor`: whether DTensor splits tensors.
     """
 
     name: str
@@ -55,6 +55,7 @@ class Conventions:
     half_states: bool = False
     extra_state_bytes: float = 0.0
     link_share: float = 1.0
+    dtensor: bool = False
 
 
 CLASSIC = Conventions("megatron 2021", False, 22, False, False, 2, 4, False, 0, "none", True)
@@ -63,7 +64,9 @@ MODERN = Conventions(
     "megatron core", True, 16, False, True, 4, 4, False, 1, "none", library_attention=True, messages=0.3
 )
 TUNED = replace(MODERN, name="nemo", kernels=14, hides_tp=True, sequence=True, gradient_bytes=2, held_gradient_bytes=2)
-FSDP = Conventions("fsdp", True, 22, False, True, 4, 4, True, 3, "none", passes=1.5, rerun=0.45, whole_batch=True)
+FSDP = Conventions(
+    "fsdp", True, 22, False, True, 4, 4, True, 3, "none", passes=1.5, rerun=0.45, whole_batch=True, dtensor=True
+)
 COMPILED = replace(FSDP, name="fsdp compiled", kernels=12, passes=0.8)
 TORCHTITAN = replace(COMPILED, name="torchtitan", recompute="selective", keeps=0.93)
 TORCHTITAN_2025 = replace(TORCHTITAN, lean_loss=True)
@@ -88,7 +91,7 @@ DEEPSPEED = Conventions(
 )  # fmt: skip
 PADDLE = Conventions("paddle", True, 26, False, False, 2, 2, False, 1, "none", passes=1.3, messages=2)
 INTERNEVO = Conventions(
-    "internevo", True, 20, False, True, 2, 2, False, 1, "none", passes=1.3, messages=30, extra_state_bytes=6
+    "internevo", True, 20, False, True, 2, 2, False, 1, "none", passes=1.3, messages=30, extra_state_bytes=10
 )
 GALVATRON = replace(MODERN, name="galvatron", zero=3, passes=1.5, keeps=1.9, whole_batch=True)
 
@@ -127,6 +130,15 @@ class Layout:
     def pipeline(self) -> PipelineShape:
         """What the schedule is laid out for."""
         return PipelineShape(self.schedule, self.pp, self.chunks, self.num_microbatches)
+
+    @property
+    def width(self) -> float:
+        """Bytes of an activation."""
+        return 4.0 if self.compute == "float32" else 2.0
+
+    def of_gradients(self, usual: float) -> float:
+        """Bytes of a gradient that usually has so many: Megatron's float32 ones are for bfloat16 (its arguments.py)."""
+        return min(usual, 2.0) if self.compute == "float16" else usual
 
     @property
     def devices(self) -> int:

@@ -19,13 +19,20 @@ from autopar.transformer.dims import Shape
 from autopar.transformer.layout import Layout
 from autopar.transformer.stages import stage_blocks
 
-CONTEXT_BYTES, SLACK, COMMUNICATION_BYTES = 2.0e9, 0.07, 3.0e9
+CONTEXT_BYTES, SLACK, COMMUNICATION_BYTES = 2.0e9, 0.05, 4.0e9
 """What a process holds beside its tensors: driver and libraries, the allocator's holes as a share of tensors, and
 buffers of the collectives' library. Fitted to published totals."""
 
 LOGITS_BYTES, LEAN_LOGITS_BYTES, KEPT_LOGITS = 14.0, 6.0, 0.36
 """A logit in the half dtype, widened, its probability and gradients; or with a loss that works in place; and the share
 of it that is kept from the forward to the backward pass."""
+
+DEALT_LOGITS_BYTES = 18.0
+"""A logit where DTensor's loss runs on a vocabulary that is dealt out: its backward pass makes one float32 value more
+(torch/distributed/tensor/parallel/loss.py)."""
+
+HALF = 2.0
+"""Bytes of a value in 16 bits, in which the formulas of activations count."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +89,11 @@ def stage_bytes(shape: Shape, layout: Layout, group: int) -> Bytes:
     activations = max(sum(n * k for n, k in zip(mine, state, strict=True)) for state in states) * kept
     logits = _logits(shape, layout) if last else 0.0
     rerun = whole if kept < whole else 0.0
-    joined = 6.0 * local_tokens(shape, layout) * shape.hidden if layout.sequence else 0.0  # inputs made whole again
+    joined = (
+        3 * layout.width * local_tokens(shape, layout) * shape.hidden if layout.sequence else 0.0
+    )  # made whole again
     transient = max(logits, rerun + 0.5 * whole + joined) + gathered
+    transient = max(transient, _made_in_step(layout, gradients) - activations)
     holes = SLACK * (parameters + gradients + optimizer + activations + transient)
     multi = layout.devices > 1
     return Bytes(parameters, gradients, optimizer, activations, transient,
@@ -106,7 +116,7 @@ def _states(shape: Shape, layout: Layout, dense: float, expert: float) -> tuple[
     expert_ways = min(ways, ranks) if layout.zero else 1
     sharded, whole = dense / ways + expert / expert_ways, dense + expert
     policy = layout.conventions
-    width = 4.0 if layout.compute == "float32" else 2.0
+    width = layout.width
     if policy.half_states:
         spread = sharded if layout.zero == 3 else whole
         return (
@@ -120,11 +130,18 @@ def _states(shape: Shape, layout: Layout, dense: float, expert: float) -> tuple[
         gathered = max(2 * block * width, shape.embedding_params / layout.tp * width) + block * policy.gradient_bytes
         if layout.pp > 1:  # parameters stay gathered, and gradients whole, until the step ends
             gathered = width * whole + max(0.0, policy.gradient_bytes * whole - 4.0 * sharded)
-        return 4.0 * sharded, 4.0 * sharded, (layout.state_bytes + policy.extra_state_bytes) * sharded, gathered
+        wide = 4.0 if policy.extra_state_bytes else 0.0  # gradients are in float32 already
+        return 4.0 * sharded, 4.0 * sharded, (layout.state_bytes + policy.extra_state_bytes - wide) * sharded, gathered
     master = 0.0 if width == 4.0 else 4.0
-    held = policy.held_gradient_bytes if width == 2.0 else 4.0
+    held = max(width, layout.of_gradients(policy.held_gradient_bytes))
     gradients = held * (sharded if layout.zero == 2 else whole)
     return width * whole, gradients, (layout.state_bytes + master + policy.extra_state_bytes) * sharded, 0.0
+
+
+def _made_in_step(layout: Layout, gradients: float) -> float:
+    """Bytes of gradients that were summed in float16 and are widened for the optimizer, where nothing else is left."""
+    widened = layout.compute == "float16" and layout.conventions.held_gradient_bytes == 4 and layout.zero < 3
+    return 2 * gradients / layout.shard_ways if widened else 0.0
 
 
 def block_bytes(shape: Shape, layout: Layout) -> float:
@@ -138,9 +155,10 @@ def block_bytes(shape: Shape, layout: Layout) -> float:
     per_token = shape.topk if shape.experts else 1
     wide = shape.ffn / (1 if shape.experts and layout.ep > 1 else t)
     fed = per_token * wide * (6 if shape.gated else 4) / (t if shape.experts and layout.ep > 1 else 1)
-    routed = 10.0 * per_token * h / t if shape.experts else 0.0  # sent, received, and put back in order
+    # in expert order, and the experts' results before and after they are sent; whole where ranks split each expert
+    routed = 6.0 * per_token * h / (t if layout.ep > 1 else 1) if shape.experts else 0.0
     total = tokens * (whole + attention + fed + routed) * layout.conventions.keeps
-    return total + score_bytes(shape, layout)
+    return total * layout.width / HALF + score_bytes(shape, layout)
 
 
 def score_bytes(shape: Shape, layout: Layout) -> float:
@@ -148,13 +166,13 @@ def score_bytes(shape: Shape, layout: Layout) -> float:
     if layout.fused_attention:
         return 0.0
     scores = layout.microbatch * shape.heads / layout.tp * shape.seq * shape.seq / layout.cp
-    return scores * (5 if layout.conventions.dropout else 2)
+    return scores * (2 * layout.width + 1 if layout.conventions.dropout else layout.width)
 
 
 def kept_bytes(shape: Shape, layout: Layout) -> float:
     """Of `block_bytes`, what is kept until the backward pass under the layout's recomputation, a block on average."""
     whole = block_bytes(shape, layout)
-    inputs = 2.0 * local_tokens(shape, layout) * shape.hidden / (layout.tp if layout.sequence else 1)
+    inputs = layout.width * local_tokens(shape, layout) * shape.hidden / (layout.tp if layout.sequence else 1)
     if layout.selective and not layout.recomputed:
         rerun = layout.conventions.rerun
         return (1 - rerun) * whole if rerun else whole - score_bytes(shape, layout)
@@ -162,7 +180,8 @@ def kept_bytes(shape: Shape, layout: Layout) -> float:
 
 
 def _logits(shape: Shape, layout: Layout) -> float:
-    each = LEAN_LOGITS_BYTES if layout.conventions.lean_loss else LOGITS_BYTES
+    dealt = layout.tp > 1 and layout.conventions.dtensor
+    each = LEAN_LOGITS_BYTES if layout.conventions.lean_loss else DEALT_LOGITS_BYTES if dealt else LOGITS_BYTES
     return local_tokens(shape, layout) * shape.vocab / layout.tp * each
 
 

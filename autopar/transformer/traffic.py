@@ -163,7 +163,7 @@ def _groups(layout: Layout, ep: int) -> tuple[int, int, int]:
 def _reduced(elements: float, layout: Layout, cluster: Cluster, model: DeviceModel, ep: int) -> Wire:
     """Gradients: summed over all ranks, or scattered over a shard group and summed over the others."""
     ranks, ways, stride = _groups(layout, ep)
-    size = elements * layout.conventions.gradient_bytes
+    size = elements * layout.of_gradients(layout.conventions.gradient_bytes)
     if ways == 1:
         return wire("all_reduce", size, ranks, stride, cluster, model)
     scattered = wire("reduce_scatter", size, ways, stride, cluster, model)
@@ -181,4 +181,4 @@ def _tied(shape: Shape, layout: Layout, ends: float, cluster: Cluster, model: De
     if not shape.tied or layout.pp == 1:
         return NO_WIRE
     apart = layout.dp * layout.cp * layout.tp
-    return wire("all_reduce", ends * layout.conventions.gradient_bytes, 2, apart, cluster, model)
+    return wire("all_reduce", ends * layout.of_gradients(layout.conventions.gradient_bytes), 2, apart, cluster, model)

@@ -110,6 +110,29 @@ def test_states_by_the_formulas_of_zero(zero: int, kept: tuple[int, int, int, in
     assert held.states == pytest.approx(parameter * each + gradient * spread + state * each / ways, rel=0.005)
 
 
+def test_bytes_follow_the_dtype() -> None:
+    """Megatron sums float16 gradients in 2 bytes and others in 4; all but masks of float32 activations is doubled."""
+    shape = gpt(32, 4096, 32)
+    half, other, full = (
+        layout("dp=64,framework=megatron", compute=dtype) for dtype in ("float16", "bfloat16", "float32")
+    )
+    held = [stage_bytes(shape, one, 0).gradients / shape.num_params for one in (half, other, full)]
+    assert held == pytest.approx([2, 4, 4], rel=0.005)
+    assert block_bytes(shape, full) == 2 * block_bytes(shape, half) == 2 * block_bytes(shape, other)
+
+
+def test_activations_of_experts_by_hand() -> None:
+    """Mixtral on 8 tensor ranks that split each expert: rows in expert order and their results twice stay whole.
+
+    A token keeps 8 h / 8 bytes around norms, 2 (h + 2 kv) / 8 + 2 h / 8 in attention, 2 * 6 ffn / 8 in its experts.
+    """
+    shape = replace(llama_7b(4096), kv_heads=8, ffn=14336, experts=8, topk=2)
+    where = load_cluster("8xh100-80gb")
+    config = ManualConfig.parse("tp=8,sp=1,framework=megatron")
+    kept = block_bytes(shape, layout_of(config, shape, where, 8, "bf16"))
+    assert kept == 4096 * (8 * 4096 / 8 + 2 * (4096 + 2 * 1024) / 8 + 2 * 4096 / 8 + 2 * 6 * 14336 / 8 + 2 * 6 * 4096)
+
+
 def test_experts_are_held_where_they_are_dealt() -> None:
     """With experts dealt over 8 ranks a device holds an eighth of them, and all of the rest."""
     shape = replace(llama_7b(4096), experts=8, topk=2)
