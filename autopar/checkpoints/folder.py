@@ -19,7 +19,7 @@ from autopar.checkpoints.states import mismatches, optimizer_entries, optimizer_
 from autopar.errors import ConfigError, EmitError
 
 UNFINISHED, REPLACED = ".unfinished-", ".replaced-"
-OWN = ("model", "optimizer", "steps")
+OWN = ("model", "optimizer", "steps", "loss_scale")
 
 
 class Checkpoints:
@@ -64,6 +64,7 @@ class Checkpoints:
         self.wait()
         state = {"model": dict(model.state_dict()), "steps": getattr(model, "steps", step), **more}
         state |= {"optimizer": optimizer_entries(model, optimizer)} if optimizer is not None else {}
+        state |= {"loss_scale": scale} if (scale := getattr(model, "loss_scale", None)) is not None else {}
         unfinished = self._path(step, UNFINISHED)
         if self._first:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -187,6 +188,8 @@ class Checkpoints:
         if optimizer is not None:
             own = {k.removeprefix("optimizer."): v for k, v in stored.items() if k.startswith("optimizer.")}
             state["optimizer"] = optimizer_places(model, optimizer, own)
+        scale = getattr(model, "loss_scale", None)
+        state |= {"loss_scale": scale} if scale is not None and "loss_scale.value" in stored else {}
         wrong = mismatches({f"model.{n}": t for n, t in state["model"].items()}, stored)
         if wrong:
             raise EmitError(f"{path} is no checkpoint of this model: {'; '.join(wrong[:8])}.")

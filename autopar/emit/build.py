@@ -151,11 +151,6 @@ def check(record: PlanRecord, graph: OpGraph, loss: str, source: Path | None = N
     if source is not None and loss != "global":
         raise EmitError(f"loss={loss!r}: sources are written for the global loss; leave one of the two out.")
     _check_pipeline(record, graph)
-    if record.request.policy.compute == "float16":
-        raise EmitError(
-            "the plan computes in float16, whose small gradients vanish unless the loss is scaled, which isn't done "
-            "yet. Plan with dtype='bf16' (or 'fp32')."
-        )
     if graph.loss is None:
         raise EmitError("the model returns no loss, so there is nothing to train on. Plan it with `loss_fn=...`.")
     if record.num_microbatches > 1 and loss == "global" and not graph.separable:

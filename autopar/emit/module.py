@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from autopar.emit.groups import StageGroups
 from autopar.emit.inputs import Names, check_inputs, microbatches
 from autopar.emit.layers import StageModule
+from autopar.emit.loss_scale import LossScale
 from autopar.emit.parameters import StageParameter, add_gradient, finish_gradients, local, reduce_gradients, refresh
 from autopar.emit.pipeline import Feed, Pipeline
 from autopar.emit.rows import Rows
@@ -74,6 +75,7 @@ class ParallelModule(nn.Module):
         self.data_parallel_size = rows.ways
         self._graph = graph
         self._loss_kind = loss
+        self._scale = LossScale() if record.request.policy.compute == "float16" else None
         self._record = record
         self._names = names
         self._rows = rows
@@ -90,6 +92,11 @@ class ParallelModule(nn.Module):
     def made_of(self) -> Made:
         """What another module of the same model is made of."""
         return Made(self._graph, self._loss_kind, self._device)
+
+    @property
+    def loss_scale(self) -> LossScale | None:
+        """Of a plan that computes in float16: what gradients are multiplied by while they are float16."""
+        return self._scale if self._runtimes else None
 
     def let_go(self) -> None:
         """Drop parameters, buffers and all that runs: what is left only waits to `become` another."""
@@ -250,7 +257,7 @@ class ParallelModule(nn.Module):
         self._rows.require_one_each(feed.batch)
         self._begin()
         feed.draws = [self._draw(feed.batch, k, len(feed.parts)) for k in range(len(feed.parts))]
-        total = pipeline.run(feed, train)
+        total = pipeline.run(feed, train, self._scale)
         if train:
             self._synchronise()
         return total
@@ -300,7 +307,7 @@ class ParallelModule(nn.Module):
         """The loss of microbatch `k` of `parts`, of `batch` samples."""
         (runtime,) = self._active()
         loss: Tensor = runtime.stage(values, batch, self._draw(batch, k, parts), on_backward)
-        return loss
+        return loss if self._scale is None else self._scale.applied(loss)
 
     def _draw(self, batch: int, k: int, parts: int) -> Tensor | None:
         """Seed of this step, then the number in the global batch of each sample of a global microbatch.
@@ -321,13 +328,17 @@ class ParallelModule(nn.Module):
 
     @torch.no_grad()
     def _synchronise(self) -> None:
-        """Bring the gradients of all finished backward passes to `.grad`."""
+        """Bring the gradients of all finished backward passes to `.grad`; none at all where one has overflown."""
         found: dict[str, Tensor] = {}
         for runtime in self._active():
             for name, gradient in _gradients(runtime).items():
                 found[name] = found[name].add_(gradient) if name in found else gradient
         if self._pipeline is not None:
             self._pipeline.teams.sum_tied(found, self._publics())
+        if self._scale is not None and not self._scale.take([*found.values()], self._everyone, self._device):
+            for parameter in self._publics().values():
+                parameter.grad = None  # which optimizers leave out
+            return
         for runtime in self._active():
             for name in [n for n in runtime.publics if n in found]:
                 add_gradient(runtime.storages[name], found.pop(name), runtime.publics[name], runtime.groups)

@@ -19,6 +19,7 @@ from torch.distributed.pipelining import (
 
 from autopar.emit.crossing import Port, placeholders
 from autopar.emit.layers import LayerModule, StageModule
+from autopar.emit.loss_scale import LossScale
 from autopar.emit.pipeline_stage import LeanStage, leave_gathering_to_hooks
 from autopar.emit.route import Route
 from autopar.emit.source.read import StageSource
@@ -115,15 +116,17 @@ class Pipeline:
         self.teams = teams
         self._graph, self._record, self._feed, self._device = graph, record, feed, device
         self._stages: list[PipelinedStage] = []
+        self._scale: LossScale | None = None
         self._made: dict[tuple[int, bool], Any] = {}
 
     def take(self, stages: Sequence[PipelinedStage]) -> None:
         """Run these, this rank's stages in order."""
         self._stages = list(stages)
 
-    def run(self, feed: Feed, train: bool) -> Tensor:
+    def run(self, feed: Feed, train: bool, scale: LossScale | None = None) -> Tensor:
         """One step on `feed`; returns this rank's sum of the weighted losses (0 but on the last stage)."""
         self._feed.take(feed)
+        self._scale = scale
         for stage in self._stages:
             stage.begin()
         schedule = self._schedule(feed.batch, train)
@@ -166,4 +169,5 @@ class Pipeline:
 
     def _weighted(self, loss: Tensor | tuple[Tensor, ...], number: Tensor) -> Tensor:
         loss = loss if isinstance(loss, Tensor) else loss[0]
+        loss = loss if self._scale is None else self._scale.applied(loss)
         return loss * self._feed.weights[int(number)]

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoi
 from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
 from torch.distributed.tensor import DTensor
 
-from autopar.emit.build import check, emit, emit_alone
+from autopar.emit.build import emit, emit_alone
 from autopar.emit.module import ParallelModule
 from autopar.errors import EmitError
 from autopar.graph import REPLICATE, OpGraph
@@ -232,13 +232,6 @@ def test_ranks_must_have_one_plan(pool: Pool) -> None:
     """Where ranks come with different plans all of them say so instead of waiting for each other."""
     with pytest.raises(RankError, match="the ranks of this job have different plans"):
         pool.run(4, different, traced("mlp"))
-
-
-def test_float16_is_refused() -> None:
-    """Without a scaled loss small gradients would silently be zero: such a plan isn't run."""
-    graph = traced("mlp", "float16")
-    with pytest.raises(EmitError, match="float16"):
-        check(plan(graph, (0,), dtype="fp16"), graph, "global")
 
 
 class Dropping(nn.Module):
