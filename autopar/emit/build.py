@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from autopar.cells import refusal
 from autopar.emit import materialize
+from autopar.emit.alarm import Alarm
 from autopar.emit.crossing import check_stages
 from autopar.emit.groups import StageGroups
 from autopar.emit.inputs import Names
@@ -52,18 +53,20 @@ def emit(
     """
     check(record, graph, loss, source)
     device = torch.device(device)
-    together = dist.is_initialized() and dist.get_world_size() > 1
-    if together:
-        _require_one_plan(record)
-    agree = materialize.from_rank_0(module, device) if together else None
-    return _build(record, graph, module, device, loss, agree, source)
+    alarm = Alarm.of_job()
+    with alarm.call("emission"):
+        together = dist.is_initialized() and dist.get_world_size() > 1
+        if together:
+            _require_one_plan(record)
+        agree = materialize.from_rank_0(module, device) if together else None
+        return _build(record, graph, module, device, loss, agree, alarm, source)
 
 
 def emit_alone(record: PlanRecord, graph: OpGraph, module: nn.Module, *, device: torch.device | str) -> ParallelModule:
     """The same model and seed on this rank alone: one device, one microbatch, nothing recomputed."""
     request = replace(record.request, devices=1)
     alone = replace(record, request=request, stages=(stage_alone(graph),), num_microbatches=1, alternatives=())
-    return _build(alone, graph, module, torch.device(device), "global", None)
+    return _build(alone, graph, module, torch.device(device), "global", None, Alarm(None))
 
 
 def _require_one_plan(record: PlanRecord) -> None:
@@ -93,6 +96,7 @@ def _build(
     device: torch.device,
     loss: str,
     agree: Agree,
+    alarm: Alarm,
     source: Path | None = None,
 ) -> ParallelModule:
     pipeline = None
@@ -103,7 +107,7 @@ def _build(
         stage = record.stages[0]
         builders = [Builder(record, graph, stage, StageGroups(stage, device), source=sources[0], loss=loss)]
         rows = _rows(builders[0], loss)
-    pm = ParallelModule(graph, record, Names(module, graph.constants), rows, pipeline, loss)
+    pm = ParallelModule(graph, record, Names(module, graph.constants), rows, pipeline, alarm, loss)
     runtimes: list[Runtime] = []
     for builder in builders:
         if builder.groups.coordinate is not None:

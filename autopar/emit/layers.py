@@ -58,17 +58,16 @@ class LayerModule(ParameterHolder):
 
 
 class StageModule(ParameterHolder):
-    """All layers of one stage, and the parameters that several of them share: the root for FSDP2."""
+    """All layers of one stage, and the parameters that several of them share: the root for FSDP2.
+
+    `draws`: whether any layer draws random numbers.
+    """
 
     def __init__(self, layers: list[LayerModule], route: Route | StageSource) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self._route = route
-
-    @property
-    def draws(self) -> bool:
-        """Whether any layer draws random numbers."""
-        return any(is_told(step) for layer in self.layers for step in layer.code.program.steps)  # type: ignore[union-attr]
+        self.draws = any(is_told(step) for layer in layers for step in layer.code.program.steps)
 
     def forward(
         self, values: dict[str, Tensor], batch: int, draw: Tensor | None, on_backward: Callable[[], None] | None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
@@ -12,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from autopar.emit.alarm import Alarm
 from autopar.emit.groups import StageGroups
 from autopar.emit.inputs import Names, check_inputs, microbatches
 from autopar.emit.layers import StageModule
@@ -68,8 +68,9 @@ class ParallelModule(nn.Module):
         record: PlanRecord,
         names: Names,
         rows: Rows,
-        pipeline: Pipeline | None = None,
-        loss: str = "global",
+        pipeline: Pipeline | None,
+        alarm: Alarm,
+        loss: str,
     ) -> None:
         super().__init__()
         self.data_parallel_size = rows.ways
@@ -80,6 +81,7 @@ class ParallelModule(nn.Module):
         self._names = names
         self._rows = rows
         self._pipeline = pipeline
+        self._alarm = alarm
         self.steps = 0
         self._runtimes: tuple[Runtime, ...] = ()
 
@@ -184,7 +186,7 @@ class ParallelModule(nn.Module):
             )
         values, batch = self._rows.deal(self._graph, self._values(args, inputs), 1)
         self._begin()
-        return self._run(values, batch, on_backward=self._synchronise if torch.is_grad_enabled() else None)
+        return self._run(values, batch, self._draw(batch, 0, 1), self._synchronise if torch.is_grad_enabled() else None)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale gradients so that their norm over the whole model is at most `max_norm`; returns the norm before."""
@@ -224,63 +226,41 @@ class ParallelModule(nn.Module):
         return check_inputs(self._graph, self._names.of(args, inputs), self._device)
 
     def _step(self, args: tuple[Any, ...], inputs: dict[str, Any], train: bool) -> Tensor:
-        if not self._runtimes:
-            self.steps += self.training  # counted where nothing begins, too
-        if self._pipeline is None:
-            return self._announce(self._accumulate(args, inputs, train))
-        with self._located():
-            return self._announce(self._pipelined(self._pipeline, args, inputs, train))
+        with self._alarm.call(f"step {self.steps + self.training}"):
+            total = torch.zeros((), device=self._device, dtype=self._loss_dtype)
+            if self._runtimes:
+                feed = self._feed(args, inputs)
+                self._begin()
+                feed.draws = [self._draw(feed.batch, k, len(feed.parts)) for k in range(len(feed.parts))]
+                if self._pipeline is None:
+                    total += self._accumulated(feed, train)
+                else:
+                    total += self._pipeline.run(feed, train, self._scale)
+                if train:
+                    self._synchronise()
+            else:
+                self.steps += self.training  # counted where nothing begins, too
+            return self._announce(total)
 
-    def _accumulate(self, args: tuple[Any, ...], inputs: dict[str, Any], train: bool) -> Tensor:
-        """The microbatches one after the other; 0 on an idle rank."""
+    def _accumulated(self, feed: Feed, train: bool) -> Tensor:
+        """The loss of the microbatches, run one after the other."""
         total = torch.zeros((), device=self._device, dtype=self._loss_dtype)
-        if not self._runtimes:
-            return total
-        feed = self._feed(args, inputs)
-        self._begin()
-        for k, (part, weight) in enumerate(zip(feed.parts, feed.weights, strict=True)):
+        for part, weight, draw in zip(feed.parts, feed.weights, feed.draws, strict=True):
             if not weight:
                 continue  # nothing in it counts, and its own mean would be 0/0
-            loss = self._run(part, feed.batch, k, len(feed.parts)) * weight
+            loss = self._run(part, feed.batch, draw) * weight
             if train:
                 loss.backward()
             total += loss.detach()
-        if train:
-            self._synchronise()
-        return total
-
-    def _pipelined(self, pipeline: Pipeline, args: tuple[Any, ...], inputs: dict[str, Any], train: bool) -> Tensor:
-        """All microbatches by the plan's schedule; the loss on the last stage, 0 elsewhere."""
-        if not self._runtimes:
-            return torch.zeros((), device=self._device, dtype=self._loss_dtype)
-        feed = self._feed(args, inputs)
-        self._rows.require_one_each(feed.batch)
-        self._begin()
-        feed.draws = [self._draw(feed.batch, k, len(feed.parts)) for k in range(len(feed.parts))]
-        total = pipeline.run(feed, train, self._scale)
-        if train:
-            self._synchronise()
         return total
 
     def _feed(self, args: tuple[Any, ...], inputs: dict[str, Any]) -> Feed:
         """This rank's rows as microbatches, with their weights in the loss."""
         count = self._record.num_microbatches
         values, batch = self._rows.deal(self._graph, self._values(args, inputs), count)
+        self._rows.require_one_each(batch)
         parts = microbatches(self._graph, values, count)
         return Feed(parts, self._rows.weights(parts, batch), batch=batch)
-
-    @contextmanager
-    def _located(self) -> Iterator[None]:
-        """Let what breaks off a pipeline (a rank that is gone, a hang that has timed out) say where this rank was."""
-        try:
-            yield
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            raise EmitError(
-                f"rank {dist.get_rank()} at step {self.steps}: the pipeline broke off: {error}. Look at what the "
-                f"other ranks say; a rank that waits for one that is gone says so after the job's timeout."
-            ) from error
 
     @property
     def _loss_dtype(self) -> torch.dtype:
@@ -297,16 +277,11 @@ class ParallelModule(nn.Module):
                     module.reshard()
 
     def _run(
-        self,
-        values: dict[str, Tensor],
-        batch: int,
-        k: int = 0,
-        parts: int = 1,
-        on_backward: Callable[[], None] | None = None,
+        self, values: dict[str, Tensor], batch: int, draw: Tensor | None, on_backward: Callable[[], None] | None = None
     ) -> Tensor:
-        """The loss of microbatch `k` of `parts`, of `batch` samples."""
+        """The loss of a microbatch of `batch` samples in all."""
         (runtime,) = self._active()
-        loss: Tensor = runtime.stage(values, batch, self._draw(batch, k, parts), on_backward)
+        loss: Tensor = runtime.stage(values, batch, draw, on_backward)
         return loss if self._scale is None else self._scale.applied(loss)
 
     def _draw(self, batch: int, k: int, parts: int) -> Tensor | None:
@@ -335,13 +310,13 @@ class ParallelModule(nn.Module):
                 found[name] = found[name].add_(gradient) if name in found else gradient
         if self._pipeline is not None:
             self._pipeline.teams.sum_tied(found, self._publics())
+        publics = self._publics()
         if self._scale is not None and not self._scale.take([*found.values()], self._everyone, self._device):
-            for parameter in self._publics().values():
+            for parameter in publics.values():
                 parameter.grad = None  # which optimizers leave out
             return
-        for runtime in self._active():
-            for name in [n for n in runtime.publics if n in found]:
-                add_gradient(runtime.storages[name], found.pop(name), runtime.publics[name], runtime.groups)
+        for name in list(found):
+            add_gradient(found.pop(name), publics[name])
 
     def _publics(self) -> dict[str, nn.Parameter]:
         return {n: p for runtime in self._runtimes for n, p in runtime.publics.items()}

@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from autopar.emit.parameters import local
+from autopar.emit.torch_private import laid_out_as
 from autopar.errors import ConfigError
 
 T = TypeVar("T", bound=torch.optim.Optimizer)
@@ -75,9 +75,4 @@ def _local(value: Any) -> Any:
 def _laid_out(key: str, value: Any, shard: Tensor, parameter: Tensor) -> Any:
     """A state of the shard's shape as one of the parameter's; anything else as it is."""
     alike = isinstance(value, Tensor) and value.shape == shard.shape and key != "step"
-    if not alike or not isinstance(parameter, DTensor):
-        return value
-    return DTensor.from_local(
-        value, parameter.device_mesh, parameter.placements,
-        run_check=False, shape=parameter.shape, stride=parameter.stride(),
-    )  # fmt: skip
+    return laid_out_as(parameter, value) if alike else value

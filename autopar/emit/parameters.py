@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from autopar.emit import buckets
 from autopar.emit.groups import Axes, StageGroups
 from autopar.emit.storage import Storage
-from autopar.emit.torch_private import copy_all
+from autopar.emit.torch_private import copy_all, laid_out_as
 
 T = TypeVar("T")
 
@@ -108,10 +108,10 @@ def _stored_part(storage: Storage, gradient: Tensor, groups: StageGroups) -> Ten
     return gradient if not storage.chunk_axes or storage.scatters else storage.stored_shard(gradient, groups)
 
 
-def add_gradient(storage: Storage, gradient: Tensor, public: nn.Parameter, groups: StageGroups) -> None:
+def add_gradient(gradient: Tensor, public: nn.Parameter) -> None:
     """Add this rank's shard `gradient` to `public.grad`."""
     if public.grad is None:
-        public.grad = storage.as_dtensor(gradient, groups)
+        public.grad = laid_out_as(public, gradient)
     else:
         local(public.grad).add_(gradient)
 

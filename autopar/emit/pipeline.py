@@ -134,6 +134,10 @@ class Pipeline:
         numbers = torch.arange(self._record.num_microbatches)
         try:
             (schedule.step if train else schedule.eval)(target=numbers, losses=losses, return_outputs=False)
+        except RuntimeError as error:
+            if error.__cause__ is None:
+                raise
+            raise error.__cause__ from None  # torch wraps what a stage raises
         finally:
             self._feed.drop()
         total = torch.zeros((), device=self._device, dtype=getattr(torch, self._loss.dtype))

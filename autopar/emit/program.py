@@ -60,15 +60,14 @@ class ProgramCode:
         opaque = {s.op.module for s in program.steps if isinstance(s, Call) and s.op.target == OPAQUE}
         self._submodule = {path: shadow(submodule(path)) for path in opaque}.__getitem__
         self._gradients = gradients
-        self._built: dict[tuple[int, bool], fx.GraphModule] = {}
+        self._built: dict[tuple[int, bool], Callable[..., Any]] = {}
 
-    def at(self, batch: int, training: bool) -> fx.GraphModule:
+    def at(self, batch: int, training: bool) -> Callable[..., Any]:
         """The code at a global microbatch of `batch` samples; outside training dropout does nothing."""
         key = (batch, training)
         if key not in self._built:
-            self._built[key] = Writer(
-                self.program, batch, self._groups, training, self._submodule, self._gradients
-            ).write()
+            writer = Writer(self.program, batch, self._groups, training, self._submodule, self._gradients)
+            self._built[key] = writer.write().forward
         return self._built[key]
 
 

@@ -85,8 +85,8 @@ class Rows:
         return values, batch
 
     def require_one_each(self, batch: int) -> None:
-        """Raise EmitError where a global microbatch has no sample for some rank, as stages wait for one another."""
-        if batch < self.ways:
+        """Raise EmitError where a global microbatch of a pipeline has no sample for some rank, as stages wait."""
+        if self.piped and batch < self.ways:
             raise EmitError(
                 f"a global microbatch of {batch} samples can't be dealt over the {self.ways} ranks of a stage. "
                 f"Pass more, or leave this batch out."

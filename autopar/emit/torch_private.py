@@ -9,13 +9,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.autograd import Variable
 from torch.distributed.pipelining._backward import stage_backward
 from torch.distributed.pipelining.schedules import RESHARD, UNSHARD
+from torch.distributed.tensor import DTensor
 
 __all__ = [
-    "RESHARD", "UNSHARD", "at_end_of_backward", "backward_of_stage", "copy_all", "is_profiled", "job_timeout",
-    "norms_of", "scale_all",
+    "RESHARD", "UNSHARD", "PrefixStore", "Store", "at_end_of_backward", "backward_of_stage", "copy_all", "is_profiled",
+    "job_store", "job_timeout", "laid_out_as", "norms_of", "scale_all",
 ]  # fmt: skip
 
 
@@ -29,6 +31,12 @@ def job_timeout() -> timedelta:
     return timeout
 
 
+def job_store() -> Store:
+    """The store through which the ranks of the job found each other."""
+    store: Store = dist.distributed_c10d._get_default_store()
+    return store
+
+
 def at_end_of_backward(callback: Callable[[], None]) -> None:
     """Call `callback` when the backward pass that is running ends, after the callbacks queued before it."""
     Variable._execution_engine.queue_callback(callback)
@@ -38,6 +46,15 @@ def is_profiled() -> bool:
     """Whether a profiler is recording."""
     recording: bool = torch._C._autograd._profiler_enabled()
     return recording
+
+
+def laid_out_as(example: Tensor, shard: Tensor) -> Tensor:
+    """A DTensor with the layout of `example` of which this rank holds `shard`; `shard` where `example` is plain.
+
+    It has the very record of the layout that `example` has: `from_local` makes a new one, at ten times the cost, and
+    optimizers then compare the two in every operator.
+    """
+    return DTensor(shard, example._spec, requires_grad=False) if isinstance(example, DTensor) else shard
 
 
 def scale_all(tensors: Sequence[Tensor], factor: Tensor) -> None:

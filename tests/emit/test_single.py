@@ -142,8 +142,9 @@ def test_code_is_shared_by_equal_layers_and_readable() -> None:
     assert isinstance(second, LayerModule)
     assert first.code is second.code
     code = first.code.at(4, True)
-    assert isinstance(code, fx.GraphModule)
-    text = code.code
+    module = getattr(code, "__self__", None)
+    assert isinstance(module, fx.GraphModule)
+    text = module.code
     assert "torch.ops.aten.scaled_dot_product_attention" in text
     assert "down_proj_weight" in text
 
@@ -215,3 +216,4 @@ def test_private_names_of_torch_exist() -> None:
     product.register_hook(lambda _: torch_private.at_end_of_backward(lambda: called.append("end")))
     product.backward()
     assert called == ["end"]
+    assert torch_private.laid_out_as(leaf, values[0]) is values[0]
