@@ -198,7 +198,9 @@ class Builder:
         for placement, layer in zip(self.placements, modules, strict=True):
             if any(holder is layer for holder, _ in held.values()):
                 line = self.groups.line(placement.data_axes)
-                fully_shard(layer, mesh=line, reshard_after_forward=placement.strategy.zero == 3, mp_policy=precision)
+                turns = self.link is None and layer is modules[-1]  # its backward pass follows at once
+                freed = placement.strategy.zero == 3 and not turns
+                fully_shard(layer, mesh=line, reshard_after_forward=freed, mp_policy=precision)
         own = next((self.storages[n].chunk_axes for n, (holder, _) in held.items() if holder is stage), None)
         line = self.groups.line(own or self.groups.all_axes)
         fully_shard(stage, mesh=line, reshard_after_forward=False, mp_policy=precision)

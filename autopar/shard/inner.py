@@ -14,8 +14,8 @@ def inner_collectives(call: Call, program: Program, batch: int) -> tuple[InnerCo
     """Collectives that a call runs in its forward pass, beside what the program shows.
 
     What is recut is exchanged by neighbours. Cross entropy split over classes exchanges of each row the largest logit,
-    then the sum of exponentials and the target's logit, in at least float32; its mean over split rows exchanges their
-    count, as integer. Batch norm over split samples exchanges mean, then variance of each channel.
+    then the sum of exponentials and the target's logit together, in at least float32; its mean over split rows
+    exchanges their count, as integer. Batch norm over split samples exchanges mean, then variance of each channel.
     """
     if call.grains:
         return _exchanged(call, program, batch, trained=False)
@@ -29,7 +29,8 @@ def inner_collectives(call: Call, program: Program, batch: int) -> tuple[InnerCo
     counted = tuple(i for i, f in enumerate(call.factors) if f.startswith("n"))
     found: list[InnerCollective] = []
     if classes:
-        found += [("all_reduce", classes, rows, _wide(program.values[logits].dtype))] * 3
+        wide = _wide(program.values[logits].dtype)
+        found += [("all_reduce", classes, rows, wide), ("all_reduce", classes, (2, *rows), wide)]
     if counted and call.op.results and not program.values[call.op.results[0]].shape:
         found.append(("all_reduce", counted, (), "int64"))
     return tuple(found)

@@ -47,8 +47,9 @@ def _forward(logits: Tensor, target: Tensor, first: int, ignore_index: int, grou
     picked = rows.gather(1, local.unsqueeze(1)).squeeze(1).to(wide).masked_fill_(~inside, 0)
     mine = torch.cat([rows[part].to(wide).logsumexp(1) for part in _chunks(rows)])
     top = all_reduce(mine, group, dist.ReduceOp.MAX)
-    log_total = all_reduce((mine - top).exp_(), group).log_().add_(top)
-    losses = (log_total - all_reduce(picked, group)).masked_fill_(target.flatten() == ignore_index, 0)
+    total, wanted = all_reduce(torch.stack([(mine - top).exp_(), picked]), group)
+    log_total = total.log().add_(top)
+    losses = (log_total - wanted).masked_fill_(target.flatten() == ignore_index, 0)
     return losses.view(target.shape), log_total
 
 
@@ -62,8 +63,11 @@ def _backward(
     hits = torch.where(inside.unsqueeze(1), -scale, 0)
     result = torch.empty_like(rows, memory_format=torch.contiguous_format)
     for part in _chunks(rows):
-        softmax = (rows[part].to(wide) - log_total[part].unsqueeze(1)).exp_()
-        result[part] = softmax.mul_(scale[part]).scatter_add_(1, local[part].unsqueeze(1), hits[part])
+        made = result[part] if result.dtype == wide else result.new_empty(result[part].shape, dtype=wide)
+        torch.sub(rows[part], log_total[part].unsqueeze(1), out=made).exp_().mul_(scale[part])
+        made.scatter_add_(1, local[part].unsqueeze(1), hits[part])
+        if result.dtype != wide:
+            result[part] = made
     return _from_rows(result, logits)
 
 

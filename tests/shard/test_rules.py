@@ -158,14 +158,14 @@ def test_cross_entropy_layouts() -> None:
 
 
 def test_cross_entropy_communication() -> None:
-    """Over classes three numbers a local row travel, over rows one count: 12 rows a rank here."""
+    """Over classes one number a local row travels, then two, over rows one count: 12 rows a rank here."""
     op, layer = LOSS
     operands, results = layouts_of(_rule(op, layer), op, layer, ("n", "v"))
     layouts = dict(zip(("x0", "x1", "y"), (*operands, *results), strict=True))
     call = Call(op, op.operands, operands, results, ("n", "v"), "cross_entropy")
     program = Program((2, 5), (call,), layer.inputs, (), (), layer.outputs, layouts, layer.values)
-    rows = ("all_reduce", (1,), (12,), "float32")
-    assert inner_collectives(call, program, 4) == (rows, rows, rows, ("all_reduce", (0,), (), "int64"))
+    largest, sums = ("all_reduce", (1,), (12,), "float32"), ("all_reduce", (1,), (2, 12), "float32")
+    assert inner_collectives(call, program, 4) == (largest, sums, ("all_reduce", (0,), (), "int64"))
 
 
 @pytest.mark.parametrize(

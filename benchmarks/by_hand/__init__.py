@@ -1,0 +1,1 @@
+"""Parallel training written by hand with what torch has, to compare emitted modules with."""
