@@ -70,6 +70,7 @@ def one_layer(sizes: tuple[int, ...]) -> dict[str, float]:
     from autopar.cost.roofline import RooflinePricer
     from autopar.formulate.chains.columns import Budget
     from autopar.formulate.chains.known import Known
+    from autopar.formulate.chains.siblings import WHOLE
     from autopar.formulate.chains.strategies import Chains
     from autopar.formulate.layers.tables import Setting
     from autopar.formulate.mesh import mesh_of
@@ -84,7 +85,7 @@ def one_layer(sizes: tuple[int, ...]) -> dict[str, float]:
     known = Known(pricer)
     runs = known.runs(graph, [Pins()] * len(graph.layers))
     budget = Budget(None, POLICIES["bf16"], "adamw")
-    Chains(runs, Setting(mesh_of(sizes), 256, 1), pricer, budget, known).bound(2)
+    Chains(runs, Setting(mesh_of(sizes), 256, 1), pricer, budget, known).bound(WHOLE)
     return {"cpu_s": time.process_time() - began, "rss_bytes": _peak_bytes()}
 
 

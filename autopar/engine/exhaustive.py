@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.engine.label_graph import LabelGraph
-from autopar.engine.stack_problem import Backward, Choices, Run, StackProblem
+from autopar.engine.moments import Backward
+from autopar.engine.stack_problem import Choices, Run, StackProblem
 
 
 def minimum_table(graph: LabelGraph) -> NDArray[np.float64]:

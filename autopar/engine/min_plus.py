@@ -12,7 +12,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from autopar.engine.stack_problem import Floats, Ints
+from autopar.engine.moments import Ints
+from autopar.engine.stack_problem import Floats
 
 Place: TypeAlias = tuple[int, ...]
 """One of the weightings: an index for each leading dim."""

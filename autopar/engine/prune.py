@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
-
 import numpy as np
 
-from autopar.engine.stack_problem import Floats, Ints, StackProblem
+from autopar.engine.moments import Ints
+from autopar.engine.stack_problem import Floats, StackProblem
 
 
 def without_dominated(problem: StackProblem) -> tuple[StackProblem, tuple[Ints, ...]]:
-    """The same problem without dominated choices, and for each run which choices were kept.
+    """The same problem without dominated choices and moments, and for each run which choices were kept.
 
     A choice is dominated by another of the same states and ties that is nowhere worse: neither in seconds nor in bytes
     at any moment. Of equal ones the first stays. The best seconds and the smallest peak stay the same.
     """
-    held, extra = problem.held_bytes(), problem.extra_bytes()
-    kept = tuple(
-        _undominated(problem, r, [*(moment[r] for moment in held), *(of[r] for of in extra if r in of)])
-        for r in range(len(problem.runs))
-    )
-    runs = tuple(replace(run, choices=run.choices.take(rows)) for run, rows in zip(problem.runs, kept, strict=True))
-    return replace(problem, runs=runs), kept
+    ledger = problem.ledger.hardest()
+    sizes = [np.concatenate(of).astype(np.float64) for of in zip(ledger.held, ledger.extra, strict=True)]
+    kept = tuple(_undominated(problem, r, own) for r, own in enumerate(sizes))
+    return problem.only(kept, ledger.take(kept)), kept
 
 
-def _undominated(problem: StackProblem, run: int, sizes: Iterable[Ints]) -> Ints:
+def _undominated(problem: StackProblem, run: int, sizes: Floats) -> Ints:
     choices = problem.runs[run].choices
-    figures = [problem.seconds(run), *sizes]
-    table = np.unique(np.stack([np.asarray(f, dtype=np.float64) for f in figures], axis=1), axis=1)
+    table = np.column_stack([problem.seconds(run), sizes.T])
     kinds = np.column_stack([choices.entry, choices.exit, choices.ties])
     _, kind = np.unique(kinds, axis=0, return_inverse=True)
     groups = [np.flatnonzero(kind == k) for k in range(kind.max(initial=-1) + 1)]

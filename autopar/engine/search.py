@@ -45,20 +45,20 @@ class Found(Generic[Payload]):
 @dataclass(frozen=True)
 class Scenario(Generic[Payload]):
     """A part of the space. `bound()`: nothing in it is below that. `solve(cutoff)`: its best answer, None if there is
-    none below `cutoff`. `quick` is a bound that costs nothing, `first` one that costs less than `bound`.
+    none below `cutoff`. `quick` is a bound that costs nothing, `rough` are ever better ones cheaper than `bound`.
     `others(cutoff)`: further answers that may be of other kinds, asked for when several are wanted."""
 
     name: str
     bound: Callable[[], float]
     solve: Callable[[float], tuple[float, Payload] | None]
     quick: float = 0.0
-    first: Callable[[], float] | None = None
+    rough: tuple[Callable[[], float], ...] = ()
     others: Callable[[float], Sequence[tuple[float, Payload]]] | None = None
 
     @property
     def bounds(self) -> tuple[Callable[[], float], ...]:
         """Ever better bounds."""
-        return (self.bound,) if self.first is None else (self.first, self.bound)
+        return (*self.rough, self.bound)
 
 
 @dataclass(frozen=True)

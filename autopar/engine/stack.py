@@ -1,4 +1,5 @@
-"""The best stack under a byte limit: the shortest path where it fits, an integer program over counts where not."""
+"""The best stack under a byte limit: the shortest path where it fits; else the flows near a bound are listed, or an
+integer program over counts solved."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from time import monotonic
 import numpy as np
 
 from autopar.engine.prune import without_dominated
+from autopar.engine.stack_counts import fastest_counts
 from autopar.engine.stack_ilp import fastest_flow, leanest_flow
 from autopar.engine.stack_path import cheapest_path
 from autopar.engine.stack_problem import (
@@ -49,16 +51,22 @@ def solve_stack(problem: StackProblem, options: StackOptions = StackOptions()) -
     if _fits(smaller, free) and ties_agree(smaller, free):
         solution = _answer(smaller, free, bound_s, options)
     else:
-        solution = _by_counts(smaller, bound_s, options, end)
+        solution = _by_counts(smaller, free, bound_s, options, end)
     walks = [tuple((int(rows[c]), n) for c, n in steps) for rows, steps in zip(kept, solution.walks, strict=False)]
     return replace(solution, walks=tuple(walks))
 
 
-def _by_counts(problem: StackProblem, bound_s: float, options: StackOptions, end: float | None) -> StackSolution:
-    """Solve the integer program; a limit overstepped within the solver's tolerance is drawn tighter."""
-    limit = problem
+def _by_counts(
+    problem: StackProblem, free: Flow, bound_s: float, options: StackOptions, end: float | None
+) -> StackSolution:
+    """List the flows near a bound; where there are too many, solve the integer program.
+
+    A limit overstepped within the solver's tolerance is drawn tighter.
+    """
+    limit, cutoff_s = problem, options.cutoff_s - problem.fixed_s
+    known = fastest_counts(problem, free, cutoff_s)
     while True:
-        result = fastest_flow(limit, options.relative_gap, _left(end), options.cutoff_s - problem.fixed_s)
+        result = known or fastest_flow(limit, options.relative_gap, _left(end), cutoff_s)
         if limit is problem:
             bound_s = max(bound_s, result.bound + problem.fixed_s)
         if result.flow is None:
@@ -84,7 +92,7 @@ def _leanest(problem: StackProblem, bound_s: float, options: StackOptions, end: 
     if _fits(problem, flow):
         return _answer(problem, flow, bound_s, options)
     moments = moment_bytes(problem, flow)
-    return replace(nothing, peak_bytes=max(moments), binding=moments.index(max(moments)))
+    return replace(nothing, peak_bytes=max(moments))
 
 
 def _answer(problem: StackProblem, flow: Flow, bound_s: float, options: StackOptions) -> StackSolution:
@@ -93,7 +101,7 @@ def _answer(problem: StackProblem, flow: Flow, bound_s: float, options: StackOpt
     status = Status.OPTIMAL if seconds - bound_s <= options.relative_gap * seconds else Status.FEASIBLE
     moments = moment_bytes(problem, flow)
     walks = tuple(walk(r.choices, n, s) for r, n, s in zip(problem.runs, flow.counts, flow.starts, strict=True))
-    return StackSolution(status, seconds, bound_s, walks, max(moments), moments.index(max(moments)))
+    return StackSolution(status, seconds, bound_s, walks, max(moments))
 
 
 def _fits(problem: StackProblem, flow: Flow) -> bool:

@@ -7,22 +7,15 @@ problem). The largest transient of a run is modelled by levels: level l costs th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from autopar.engine.ledger import NOTHING
 from autopar.engine.mip import Columns, Floats, Mip
-from autopar.engine.stack_problem import Choices, Flow, Ints, StackProblem
+from autopar.engine.moments import Ints
+from autopar.engine.stack_problem import Choices, Flow, FlowResult, StackProblem
 from autopar.engine.walk import unreached_states
-
-
-@dataclass(frozen=True, eq=False)
-class FlowResult:
-    """`flow` is None without an answer; `bound` is proven (inf: there is none); `complete` unless time ran out."""
-
-    flow: Flow | None
-    bound: float
-    complete: bool
 
 
 def fastest_flow(
@@ -53,7 +46,7 @@ class StackProgram:
             self.mip.columns(len(run.choices), run.count, cost, integer=True)
             for run, cost in zip(problem.runs, costs, strict=True)
         ]
-        self.unit = float(max(1, max(int(b.max(initial=0)) for moment in problem.held_bytes() for b in moment)))
+        self.unit = float(max(1, max(int(held.max(initial=0)) for held in problem.ledger.held)))
         self._flow()
         self._ties()
 
@@ -113,17 +106,16 @@ class StackProgram:
 
     def _moments(self, upper_bytes: float) -> Columns:
         """A row for each moment: what is held then, less than `upper_bytes`."""
-        held, base = self.problem.held_bytes(), self.problem.base_bytes()
-        rows = np.array([int(self.mip.rows(1, -np.inf, (upper_bytes - b) / self.unit)[0]) for b in base])
-        for row, moment in zip(rows, held, strict=True):
-            for counts, of_choice in zip(self.counts, moment, strict=True):
-                self.mip.entries(row, counts, of_choice / self.unit)
-        alike: dict[tuple[object, ...], tuple[dict[int, Ints], list[int]]] = {}
-        for row, extra in zip(rows, self.problem.extra_bytes(), strict=True):
-            key = tuple((r, of.tobytes()) for r, of in extra.items())
-            alike.setdefault(key, (extra, []))[1].append(int(row))
-        for extra, same in alike.values():
-            self._largest(np.array(same), list(extra.values()), list(extra))
+        ledger = self.problem.ledger
+        rows = np.array([int(self.mip.rows(1, -np.inf, (upper_bytes - b) / self.unit)[0]) for b in ledger.base])
+        for counts, held in zip(self.counts, ledger.held, strict=True):
+            self.mip.entries(rows[:, None], counts[None], held / self.unit)
+        alike: dict[bytes, list[int]] = {}
+        for k, extra in enumerate(np.concatenate(ledger.extra, axis=1)):
+            alike.setdefault(extra.tobytes(), []).append(k)
+        for same in alike.values():
+            sizes = {r: of[same[0]] for r, of in enumerate(ledger.extra) if of[same[0], 0] > NOTHING}
+            self._largest(rows[same], list(sizes.values()), list(sizes))
         return rows
 
     def _largest(self, rows: Columns, sizes: list[Ints], runs: list[int]) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from autopar.engine.min_plus import cheapest_ways
-from autopar.engine.stack_problem import Choices, Floats, Flow, Ints, StackProblem
+from autopar.engine.moments import Ints
+from autopar.engine.stack_problem import Choices, Floats, Flow, StackProblem
 
 
 def cheapest_path(problem: StackProblem, weights: Sequence[Floats]) -> Flow | None:
@@ -16,7 +17,7 @@ def cheapest_path(problem: StackProblem, weights: Sequence[Floats]) -> Flow | No
     matrices, lightest = zip(
         *(_matrix(run.choices, w, states) for run, w in zip(problem.runs, weights, strict=True)), strict=True
     )
-    ends = (_allowed(problem.entry_states, states), _allowed(problem.exit_states, states))
+    ends = (allowed(problem.entry_states, states), allowed(problem.exit_states, states))
     found = cheapest_ways([run.count for run in problem.runs], matrices, *ends)
     if not np.isfinite(found.totals):
         return None
@@ -38,6 +39,8 @@ def _matrix(choices: Choices, weights: Floats, states: int) -> tuple[Floats, Int
     return least, lightest
 
 
-def _allowed(states: Sequence[int], count: int) -> Floats:
+def allowed(states: Sequence[int], count: int) -> Floats:
     """(S,): 0 for allowed states, else inf."""
-    return np.where(np.isin(np.arange(count), states), 0.0, np.inf)
+    found = np.full(count, np.inf)
+    found[[s for s in states if s < count]] = 0.0
+    return found

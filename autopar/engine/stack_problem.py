@@ -3,135 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import cached_property
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopar.engine.errors import ProblemError
+from autopar.engine.ledger import Ledger
+from autopar.engine.moments import Backward, Bytes, Ints, Moment, moments_of, one_at_a_time
 
-Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
-Amount = TypeVar("Amount", int, Ints)
-
-
-@dataclass(frozen=True)
-class Backward:
-    """A state of things in which chunk `chunk` of the runs runs the backward pass of a microbatch.
-
-    `saved[c]`: of how many microbatches chunk c holds what it saved, the running one included. `grown[c]`: whether its
-    gradients exist from an earlier microbatch; if not they come into being as this one passes. `held_bytes`: besides.
-    Of a pass in halves the first (`half` 1) puts gradients of weights off and the second (2) makes them. `put_off[c]`
-    counts the other microbatches of which what they are made from still waits in chunk c (none unless given), and
-    `begun[c]` says whether its other gradients exist (as `grown` unless given).
-    """
-
-    chunk: int
-    saved: tuple[int, ...]
-    grown: tuple[bool, ...]
-    held_bytes: int = 0
-    half: int = 0
-    put_off: tuple[int, ...] = ()
-    begun: tuple[bool, ...] = ()
-
-
-class Moment(NamedTuple):
-    """When bytes are added up: run `run` (its largest transient on top) in a backward pass; or, `backward` None, as
-    gradients are reduced (run -2, the largest temporary on top) and as the optimizer updates (run -1)."""
-
-    backward: Backward | None
-    run: int
-
-
-REDUCING, UPDATING = Moment(None, -2), Moment(None, -1)
-
-
-class Bytes(NamedTuple, Generic[Amount]):
-    """Of a layer's bytes, or those of each of its choices, what changes as it runs backward (see `Choices`)."""
-
-    saved: Amount
-    gradients: Amount
-    late: Amount
-    transient: Amount
-    put_off: Amount
-    parting: Amount
-
-
-class Turn(NamedTuple):
-    """A layer's bytes of one microbatch turn into others as a pass, or half `half` of it, goes through its run.
-
-    Saved bytes turn into gradients that don't exist yet (`late`: those of weights that can be put off; `early`: others)
-    and, in the first half, into what is put off, which the second half turns into gradients.
-    """
-
-    half: int
-    early: bool
-    late: bool
-
-    def made(self, of: Bytes[Amount]) -> Amount:
-        """Gradients that come into being."""
-        return (of.gradients - of.late) * self.early + of.late * self.late
-
-    def before(self, of: Bytes[Amount]) -> Amount:
-        """What turns."""
-        return of.put_off if self.half == 2 else of.saved
-
-    def more(self, of: Bytes[Amount]) -> Amount:
-        """What turns or what it turns into, whichever is more."""
-        found: Amount = np.maximum(self.before(of), self.made(of) + of.put_off * (self.half == 1))
-        return found
-
-    def on_top(self, of: Bytes[Amount]) -> Amount:
-        """What the layer holds beyond that while it runs: both, and its temporaries."""
-        temporary = (of.transient, of.parting, of.transient * 0)[self.half]
-        return self.before(of) + self.made(of) + temporary - self.more(of)
-
-
-class Held(NamedTuple):
-    """How many times a layer's bytes are held at a moment; `late` gradients, a part of all, are missing `unmade` times.
-
-    `turn`: besides, what one microbatch's bytes turn into.
-    """
-
-    saved: int
-    gradients: int
-    reduced: int = 0
-    update: int = 0
-    put_off: int = 0
-    unmade: int = 0
-    turn: Turn | None = None
-
-
-def moments_of(backwards: Sequence[Backward], chunks: Sequence[int]) -> tuple[Moment, ...]:
-    """All moments of a step, the reduction and the update last; `chunks[r]` is the chunk of run r."""
-    runs = [Moment(b, r) for b in backwards for r, chunk in enumerate(chunks) if chunk == b.chunk]
-    return (*runs, REDUCING, UPDATING)
-
-
-def held_at(moment: Moment, run: int, chunk: int) -> Held:
-    """What a layer of run number `run` in `chunk` holds beside its static bytes (docs/design.md, "Memory")."""
-    backward = moment.backward
-    if backward is None:
-        return Held(0, 1) if moment == REDUCING else Held(0, 0, reduced=1, update=1)
-    saved, grown = backward.saved[chunk], backward.grown[chunk]
-    begun = grown or (bool(backward.begun) and backward.begun[chunk])
-    late = backward.put_off[chunk] if backward.put_off else 0
-    half = backward.half
-    here = chunk == backward.chunk
-    if here and half == 2:
-        if run < moment.run:
-            return Held(saved, 1, put_off=late)
-        waits, turn = (1, None) if run > moment.run else (0, Turn(2, early=False, late=True))
-        return Held(saved, 1, put_off=late + waits, unmade=1, turn=turn)
-    if here and run > moment.run:
-        return Held(saved - 1, 1, put_off=late + half, unmade=half * (not grown))
-    if not here or run < moment.run or (grown and not half):
-        return Held(saved, int(begun), put_off=late, unmade=begun - grown)
-    turn = Turn(half, early=not begun, late=not (grown or half))
-    return Held(saved - 1, int(begun), put_off=late, unmade=begun - grown, turn=turn)
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,22 +72,9 @@ class Choices:
     def __len__(self) -> int:
         return len(self.entry)
 
-    def held(self, times: Held) -> Ints:
-        """(C,) bytes that one layer of each choice holds."""
-        found = self.static_bytes + self.grad_bytes * times.gradients + self.saved_bytes * times.saved
-        found = found + self.reduced_bytes * times.reduced + self.update_bytes * times.update
-        found = found + self.put_off_bytes * times.put_off if times.put_off else found
-        found = found - self.late_bytes * times.unmade if times.unmade else found
-        return found + times.turn.more(self._changing) if times.turn else found
-
-    def extra(self, moment: Moment, times: Held) -> Ints:
-        """(C,) bytes that one layer alone holds on top while its run is at a moment."""
-        if moment.backward is None:
-            return self.step_bytes if moment == REDUCING else np.zeros_like(self.step_bytes)
-        return times.turn.on_top(self._changing) if times.turn else self.transient_bytes
-
     @property
-    def _changing(self) -> Bytes[Ints]:
+    def changing(self) -> Bytes[Ints]:
+        """What of the bytes changes as a layer runs backward."""
         return Bytes(
             self.saved_bytes, self.grad_bytes, self.late_bytes, self.transient_bytes, self.put_off_bytes,
             self.parting_bytes,
@@ -240,6 +111,7 @@ class StackProblem:
     fixed_bytes: int = 0
     limit_bytes: int | None = None
     backwards: tuple[Backward, ...] = ()
+    known: Ledger | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not self.runs or any(run.count < 1 for run in self.runs):
@@ -266,30 +138,15 @@ class StackProblem:
         alone = (one_at_a_time(self.num_microbatches),)
         return moments_of(self.backwards or alone, [run.chunk for run in self.runs])
 
-    def held_bytes(self) -> list[list[Ints]]:
-        """For each moment and each run, the bytes (C,) that one layer of each choice holds then."""
-        return [
-            [run.choices.held(held_at(moment, r, run.chunk)) for r, run in enumerate(self.runs)]
-            for moment in self.moments
-        ]
+    @cached_property
+    def ledger(self) -> Ledger:
+        """What choices hold at all moments, or at those that are known to count."""
+        return self.known or Ledger.of(self)
 
-    def base_bytes(self) -> list[int]:
-        """For each moment the bytes held whatever is chosen."""
-        return [self.fixed_bytes + (m.backward.held_bytes if m.backward else 0) for m in self.moments]
-
-    def extra_bytes(self) -> list[dict[int, Ints]]:
-        """For each moment, by run, the bytes (C,) of which the largest is held on top."""
-        found = []
-        for moment in self.moments:
-            runs = range(len(self.runs)) if moment.backward is None else (moment.run,)
-            times = {r: held_at(moment, r, self.runs[r].chunk) for r in runs}
-            found.append({r: self.runs[r].choices.extra(moment, held) for r, held in times.items()})
-        return found
-
-
-def one_at_a_time(num_microbatches: int) -> Backward:
-    """One chunk, one microbatch in flight: after the first microbatch all gradients exist."""
-    return Backward(0, (1,), (num_microbatches > 1,))
+    def only(self, rows: Sequence[Ints], ledger: Ledger) -> StackProblem:
+        """The problem with some choices of each run, which hold what `ledger` says."""
+        runs = (replace(run, choices=run.choices.take(own)) for run, own in zip(self.runs, rows, strict=True))
+        return replace(self, runs=tuple(runs), known=ledger)
 
 
 @dataclass(frozen=True, eq=False)
@@ -300,19 +157,23 @@ class Flow:
     starts: tuple[int, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class FlowResult:
+    """`flow` is None without an answer; `bound` is proven (inf: there is none); `complete` unless time ran out."""
+
+    flow: Flow | None
+    bound: float
+    complete: bool
+
+
 def objective_s(problem: StackProblem, flow: Flow) -> float:
     """Seconds a step."""
     return problem.fixed_s + sum(float(problem.seconds(r) @ n) for r, n in enumerate(flow.counts))
 
 
 def moment_bytes(problem: StackProblem, flow: Flow) -> list[int]:
-    """Bytes held at each moment of the problem."""
-    used = [n > 0 for n in flow.counts]
-    return [
-        base + max(int(of[used[r]].max()) for r, of in extra.items())
-        + sum(int(b @ n) for b, n in zip(held, flow.counts, strict=True))
-        for base, extra, held in zip(problem.base_bytes(), problem.extra_bytes(), problem.held_bytes(), strict=True)
-    ]  # fmt: skip
+    """Bytes held at each moment of the problem's ledger."""
+    return [int(held) for held in problem.ledger.bytes(flow.counts)]
 
 
 def ties_agree(problem: StackProblem, flow: Flow) -> bool:
@@ -341,8 +202,7 @@ class StackSolution:
 
     `walks[r]` lists (choice, number of consecutive layers) of run r in order; empty without an answer.
     `lower_bound_s` is proven. `peak_bytes` is that of the answer; when infeasible, the smallest that can be reached,
-    or None where it wasn't asked for or states or ties already forbid every stack. `binding` numbers the moment of that
-    peak.
+    or None where it wasn't asked for or states or ties already forbid every stack.
     """
 
     status: Status
@@ -350,4 +210,3 @@ class StackSolution:
     lower_bound_s: float
     walks: tuple[tuple[tuple[int, int], ...], ...] = ()
     peak_bytes: int | None = None
-    binding: int | None = None

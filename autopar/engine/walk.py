@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from autopar.engine.errors import ProblemError
-from autopar.engine.stack_problem import Choices, Ints
+from autopar.engine.moments import Ints
+from autopar.engine.stack_problem import Choices
 
 
 def unreached_states(choices: Choices, counts: Ints, start: int) -> list[Ints]:

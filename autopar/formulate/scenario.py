@@ -13,6 +13,7 @@ from autopar.engine.stack import StackOptions, solve_stack
 from autopar.engine.stack_problem import Run, StackSolution, Status
 from autopar.formulate.chains.columns import Budget, Column, free_problem
 from autopar.formulate.chains.known import Known
+from autopar.formulate.chains.siblings import FIRST, RUN, WHOLE
 from autopar.formulate.chains.strategies import Chains
 from autopar.formulate.layers.runs import LayerRun
 from autopar.formulate.layers.tables import Setting
@@ -56,11 +57,15 @@ class StageScenario:
 
     def bound_s(self) -> float:
         """Seconds that no plan of this scenario under the limit can beat; inf where none is legal or small enough."""
-        return self._bound(2)
+        return self._bound(WHOLE)
 
     def first_bound_s(self) -> float:
-        """A bound from seconds and from bytes each alone, at less cost."""
-        return self._bound(1)
+        """A bound from seconds and from bytes each alone, of the longest run alone, at less cost."""
+        return self._bound(FIRST)
+
+    def run_bound_s(self) -> float:
+        """A bound from the longest run alone."""
+        return self._bound(RUN)
 
     def _bound(self, level: int) -> float:
         chains, limit = self._chains, self.budget.limit_bytes

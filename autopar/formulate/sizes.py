@@ -199,7 +199,8 @@ def _as_engine_scenario(scenario: AnyScenario) -> Scenario[Solved]:
 
     if isinstance(scenario, StageScenario):
         return Scenario(
-            scenario.name, scenario.bound_s, solve, first=scenario.first_bound_s,
+            scenario.name, scenario.bound_s, solve, rough=(scenario.first_bound_s, scenario.run_bound_s),
             others=lambda cutoff_s: [(s.solution.objective_s, s) for s in scenario.families(cutoff_s)],
         )  # fmt: skip
-    return Scenario(scenario.name, scenario.bound_s, solve, scenario.quick_bound_s(), scenario.first_bound_s)
+    rough = (scenario.first_bound_s, scenario.run_bound_s)
+    return Scenario(scenario.name, scenario.bound_s, solve, scenario.quick_bound_s(), rough)

@@ -12,9 +12,21 @@ from hypothesis import strategies as st
 
 from autopar.engine.errors import ProblemError
 from autopar.engine.exhaustive import best_stack
+from autopar.engine.moments import Backward
 from autopar.engine.stack import StackOptions, solve_stack
-from autopar.engine.stack_ilp import StackProgram
-from autopar.engine.stack_problem import Backward, Choices, Floats, Run, StackProblem, StackSolution, Status
+from autopar.engine.stack_counts import fastest_counts
+from autopar.engine.stack_ilp import StackProgram, fastest_flow
+from autopar.engine.stack_path import cheapest_path
+from autopar.engine.stack_problem import (
+    Choices,
+    Floats,
+    Run,
+    StackProblem,
+    StackSolution,
+    Status,
+    moment_bytes,
+    objective_s,
+)
 
 
 def random_choices(rng: np.random.Generator, count: int, states: int, ties: int) -> Choices:
@@ -91,6 +103,20 @@ def test_equals_brute_force(problem: StackProblem) -> None:
         assert solution.status is Status.OPTIMAL
         assert solution.objective_s == pytest.approx(optimum.objective_s, rel=1e-6)
         assert solution.lower_bound_s <= optimum.objective_s * (1 + 1e-12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(stack_problems())
+def test_listed_flows_equal_the_integer_program(problem: StackProblem) -> None:
+    """Where the flows near the bound are listed, the fastest that fits takes as long as the integer program's."""
+    free = cheapest_path(problem, [problem.seconds(r) for r in range(len(problem.runs))])
+    listed = fastest_counts(problem, free, np.inf) if free else None
+    if listed is not None and free is not None:
+        program = fastest_flow(problem)
+        assert (listed.flow is None) == (program.flow is None)
+        if listed.flow is not None and program.flow is not None:
+            assert objective_s(problem, listed.flow) == pytest.approx(objective_s(problem, program.flow), rel=1e-6)
+            assert max(moment_bytes(problem, listed.flow)) <= (problem.limit_bytes or 0)
 
 
 def test_walks_are_legal() -> None:

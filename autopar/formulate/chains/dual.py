@@ -8,8 +8,9 @@ convex programs", 1960).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 import numpy as np
 
@@ -54,18 +55,39 @@ class Dual:
     weight: float
     points: dict[int, dict[float, Point]] = field(default_factory=dict)
     least_bytes: dict[int, float] = field(default_factory=dict)
+    free_s: float = 0.0
 
     def first(self) -> list[Price]:
         """Seconds alone, and bytes alone."""
         return [(0.0, self.in_flight[0], self.weight), (ONLY_BYTES, self.in_flight[0], 1.0)]
 
-    def asked(self) -> list[Price]:
-        """The prices to try next; none where no better bound is to be found."""
-        if not self.least_bytes:
-            counts = self.in_flight if self.limit_bytes is not None else self.in_flight[:1]
-            return [self.first()[0], *((ONLY_BYTES, q, 1.0) for q in counts)]
-        found = ((price, q, self.weight) for q in self.in_flight for price in self._next(q))
+    def asked(self, seeds: Iterable[Price] = ()) -> list[Price]:
+        """The prices to try next, at first also `seeds`; none where no better bound is to be found."""
+        counts = self.in_flight if self.limit_bytes is not None else self.in_flight[:1]
+        found = [(ONLY_BYTES, q, 1.0) for q in counts if q not in self.least_bytes]
+        if not self.points:
+            found += [self.first()[0], *(seeds or self._guesses())]
+        else:
+            found += [(price, q, self.weight) for q in self.in_flight for price in self._next(q)]
+        return list(dict.fromkeys(found))
+
+    def near(self) -> list[Price]:
+        """The best price for each number in flight, and those between which a better one would be."""
+        found: dict[Price, None] = {}
+        for q in self.in_flight if self.limit_bytes is not None else ():
+            ends = self._around(list(self.points[q].values()), self.limit_bytes or 0.0)
+            prices = {self._best(q, self.limit_bytes or 0.0), *(end.price for end in ends if end)}
+            found |= dict.fromkeys((price, q, self.weight) for price in sorted(prices - {0.0}))
         return list(found)
+
+    def note_first(self, free_s: float, least_bytes: float) -> None:
+        """What the cheapest chain for seconds alone costs, and what the leanest holds."""
+        self.free_s, self.least_bytes[self.in_flight[0]] = free_s, least_bytes
+
+    def _guesses(self) -> Iterator[Price]:
+        """A price to begin with where seconds alone may lead to chains that hold too much."""
+        if self.limit_bytes and 0.0 < self.free_s < inf:
+            yield FIRST * self.free_s / self.limit_bytes, self.in_flight[-1], self.weight
 
     def note(self, price: Price, cost_s: float, held_bytes: float, saved_bytes: float) -> None:
         """The cheapest chain at a price costs `cost_s` and holds so much, and for each microbatch in flight so much."""
@@ -77,15 +99,9 @@ class Dual:
             self.points.setdefault(q, {})[each] = Point(each, cost_s, held_bytes + q * saved_bytes)
 
     @property
-    def prices(self) -> list[Price]:
-        """All prices tried, with one number in flight where bytes cost nothing."""
-        found = {(p, q if p else self.in_flight[0], self.weight) for q, points in self.points.items() for p in points}
-        return sorted(found)
-
-    @property
     def bound_s(self) -> float:
         """The best bound for the first number in flight."""
-        return self._bound(self.in_flight[0])
+        return self._bound(self.in_flight[0]) if self.points else self.free_s
 
     def fine(self) -> list[float]:
         """0, and prices around the best one, of one number in flight; with several 0, far ones and the best of each."""
@@ -110,13 +126,14 @@ class Dual:
     def _next(self, count: int) -> Iterator[float]:
         """The next price with so many in flight."""
         points = self.points.get(count, {})
-        if self.limit_bytes is None or self.least_bytes[count] > self.limit_bytes or not points:
+        if self.limit_bytes is None or self.least_bytes.get(count, 0.0) > self.limit_bytes or not points:
             return
         low, high = self._around(list(points.values()), self.limit_bytes)
         if low is None or not np.isfinite(low.cost_s):
             return
         if high is None:
-            yield FURTHER * low.price or FIRST * low.cost_s / max(1.0, low.held_bytes - self.least_bytes[count])
+            saved = max(1.0, low.held_bytes - self.least_bytes.get(count, 0.0))
+            yield FURTHER * low.price or FIRST * low.cost_s / saved
             return
         price = (high.seconds - low.seconds) / (low.held_bytes - high.held_bytes)
         most = low.seconds + price * (low.held_bytes - self.limit_bytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,10 +12,15 @@ from autopar.formulate.layers.runs import LayerRun, Surroundings, alike
 from autopar.formulate.layers.tables import Price, passing_seconds
 
 if TYPE_CHECKING:
+    from autopar.formulate.chains.reckoning import Reckoning
     from autopar.formulate.chains.strategies import Chains
 
-ROUNDS = 5
-"""How often prices of bytes are chosen anew."""
+FIRST, RUN, WHOLE = 1, 2, 3
+"""Ever better bounds, each dearer than the one before."""
+ROUNDS, WHOLE_ROUNDS = 5, 3
+"""How often prices of bytes are chosen anew, for the longest run and for all."""
+NEAR = 1.05
+"""Siblings that promise this many times the seconds of the one asked for are bounded with it."""
 ROWS = 1 << 24
 """Entries of all tables that elimination makes at once."""
 
@@ -28,18 +33,43 @@ class Siblings:
     _solvers: dict[Surroundings, LayerSolver] = field(default_factory=dict)
     _levels: dict[Chains, int] = field(default_factory=dict)
 
-    def bound(self, level: int) -> None:
-        """Bound all members: by their longest run alone (level 1), or by all with prices of bytes (2)."""
-        waiting = [m for m in self.members if m.possible and self._levels.get(m, 0) < level]
-        if level == 1:
-            for few in self._lots({member: member.dual.first() for member in waiting}):
-                for member, (tables,) in self.tables(few, True, [self._longest(few)]).items():
-                    member.note_longest(tables, few[member])
-        for _ in range(ROUNDS if level > 1 else 0):
-            for few in self._lots({m: prices for m in waiting if (prices := m.dual.asked())}):
-                for member, found in self.tables(few, True, next(iter(few)).runs).items():
-                    member.note(found, few[member])
+    def bound(self, asked: Chains, level: int) -> None:
+        """Bound a member, and with it those that are about as promising.
+
+        FIRST: by the longest run's seconds and by its bytes alone; RUN: by that run with prices of bytes; WHOLE: so by
+        all runs.
+        """
+        if level > FIRST:
+            self.bound(asked, level - 1)
+        waiting = self._waiting(asked, level)
+        if level == FIRST:
+            self._round({m: m.rough.dual.first() for m in waiting}, lambda m: m.rough, whole=False)
+        elif level == RUN:
+            for _ in range(ROUNDS):
+                self._round({m: m.rough.dual.asked() for m in waiting}, lambda m: m.rough)
+        else:
+            seeds = {m: m.rough.dual.near() for m in waiting}
+            for _ in range(WHOLE_ROUNDS):
+                self._round({m: m.whole.dual.asked(seeds[m]) for m in waiting}, lambda m: m.whole)
         self._levels |= dict.fromkeys(waiting, level)
+
+    def _waiting(self, asked: Chains, level: int) -> list[Chains]:
+        """Members to be bounded now: all at first, then those that have not been and promise about as much."""
+        waiting = [m for m in self.members if m.possible and self._levels.get(m, 0) < level]
+        if level == FIRST or asked not in waiting:
+            return waiting if level == FIRST else []
+        near = NEAR * asked.promise_s
+        return [m for m in waiting if m is asked or (self._levels.get(m, 0) == level - 1 and m.promise_s <= near)]
+
+    def _round(
+        self, asked: Mapping[Chains, list[Price]], of: Callable[[Chains], Reckoning], whole: bool = True
+    ) -> None:
+        """Tables of members at the prices asked for, and what they show."""
+        for few in self._lots({m: prices for m, prices in asked.items() if prices}):
+            first = next(iter(few))
+            runs = [first.runs[r] for r in of(first).numbers]
+            for member, found in self.tables(few, True, runs).items():
+                of(member).note(member, found, few[member], whole)
 
     @staticmethod
     def _longest(members: Iterable[Chains]) -> LayerRun:

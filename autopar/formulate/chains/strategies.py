@@ -8,31 +8,27 @@ mode alone) are lowered and priced exactly: they are the columns that scenarios 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import TypeAlias
 
-import numpy as np
-
 from autopar.cost.layer import LayerFigures
 from autopar.cost.pricer import Pricer
-from autopar.engine.min_plus import cheapest_ways
 from autopar.engine.stack_problem import Choices, Floats
 from autopar.formulate.chains.columns import Budget, Column, choices_of
 from autopar.formulate.chains.dual import Dual
 from autopar.formulate.chains.figures import LoweredLayer, layer_figures, lowered
 from autopar.formulate.chains.known import Known
-from autopar.formulate.chains.siblings import Siblings
+from autopar.formulate.chains.reckoning import Reckoning
+from autopar.formulate.chains.siblings import WHOLE, Siblings
 from autopar.formulate.layers.labels import LabelSpace, label_space
 from autopar.formulate.layers.ladder import ONLY_BYTES
 from autopar.formulate.layers.rates import ParameterRates
 from autopar.formulate.layers.relayout_prices import RelayoutPrices
 from autopar.formulate.layers.run_tables import Arc, CheapestChains, Family, RunTables
 from autopar.formulate.layers.runs import LayerRun, Surroundings, alike
-from autopar.formulate.layers.storing import held_bytes
 from autopar.formulate.layers.tables import Price, Setting, SpaceCosts, space_costs
 from autopar.graph import Layout
 from autopar.plan import LayerStrategy, data_axes_of
@@ -40,7 +36,6 @@ from autopar.plan import LayerStrategy, data_axes_of
 STORAGES_TRIED = 3
 """How many storage layouts of a tied parameter are followed up at each price."""
 
-_ByPrice: TypeAlias = dict[Price, float]
 _Choice: TypeAlias = tuple[tuple[int, ...], int, str]
 """Labels of a layer's variables, ZeRO level, recomputation."""
 
@@ -61,14 +56,16 @@ class Chains:
     shares: int = 1
     in_flight: tuple[int, ...] = (1,)
     states: dict[Layout, int] = field(default_factory=dict)
-    dual: Dual = field(init=False)
+    rough: Reckoning = field(init=False)
+    whole: Reckoning = field(init=False)
     _tables: list[RunTables] = field(default_factory=list)
-    _steps: list[tuple[list[Price], list[Floats]]] = field(default_factory=list)
-    _longest: tuple[list[Price], list[Floats], Floats] | None = None
 
     def __post_init__(self) -> None:
         limit = None if self.budget.limit_bytes is None else float(self.budget.limit_bytes * self.shares)
-        self.dual = Dual(limit, self.in_flight, 0.0 if self.setting.staged else 1.0)
+        weight = 0.0 if self.setting.staged else 1.0
+        longest = max(range(len(self.runs)), key=lambda r: self.runs[r].count)
+        self.rough = Reckoning(Dual(limit, self.in_flight, weight), (longest,))
+        self.whole = Reckoning(Dual(limit, self.in_flight, weight), tuple(range(len(self.runs))))
         self._siblings.members.append(self)
 
     @cached_property
@@ -171,73 +168,33 @@ class Chains:
     # --- bounds ---------------------------------------------------------------------------------------------------
 
     def bound(self, level: int) -> None:
-        """Find bounds, together with all siblings (`Siblings.bound`)."""
-        self._siblings.bound(level)
+        """Find bounds, together with siblings that look as promising (`Siblings.bound`)."""
+        self._siblings.bound(self, level)
+
+    @property
+    def _reckoning(self) -> Reckoning:
+        """The best that there is."""
+        return self.whole if self.whole.dual.points else self.rough
 
     @property
     def bound_s(self) -> float:
         """Seconds that no plan under the limit can beat, by the prices of bytes."""
-        if self.dual.points or self._longest is None:
-            return self.dual.bound_s
-        return float(self._longest[2][0])
+        return max(self.rough.dual.bound_s, self.whole.dual.bound_s)
+
+    @property
+    def promise_s(self) -> float:
+        """About the seconds to hope for, to compare siblings by: a pipeline's fill and drain counted."""
+        count = self.setting.num_microbatches
+        return self.bound_s * (count + self.setting.groups - 1) / count
 
     @property
     def least_bytes(self) -> float:
         """Bytes that every plan holds at least (temporaries apart)."""
-        if self.dual.points or self._longest is None:
-            return self.dual.least_bytes[self.in_flight[0]]
-        return float(self._longest[2][1])
+        return self._reckoning.dual.least_bytes[self.in_flight[0]]
 
     def step_costs(self) -> tuple[list[Price], list[Floats]]:
         """Prices, and for each run the least cost (P, S, S) of one layer at each, whatever the tied storage."""
-        if not self._steps and self._longest is not None:
-            return self._longest[:2]
-        prices = [price for asked, _ in self._steps for price in asked]
-        return prices, [np.concatenate(own) for own in zip(*(costs for _, costs in self._steps), strict=True)]
-
-    def note_longest(self, tables: RunTables, prices: list[Price]) -> None:
-        """Take bounds from the longest run alone: others cost nothing and join any states."""
-        longest = max(self.runs, key=lambda run: run.count)
-        steps = tables.steps(prices, None, tables.around.pins.zero, len(self.states)).min(axis=(1, 2))
-        free = np.zeros(len(self.states))
-        costs = cheapest_ways([longest.count], [steps], free, free).totals
-        each = [steps if run is longest else np.zeros_like(steps) for run in self.runs]
-        self._longest = prices, each, costs
-
-    def note(self, tables: list[RunTables], prices: list[Price]) -> None:
-        """Take from the tables at some prices what bounds are made of."""
-        self._tables = tables
-        if self.setting.staged:
-            size = len(self.states)
-            steps = [t.steps(prices, None, t.around.pins.zero, size).min(axis=(1, 2)) for t in tables]
-            self._steps.append((prices, steps))
-        cheapest = self._cheapest(prices)
-        costs = cheapest.costs()
-        held, saved = self._bytes(cheapest, [p for p, c in zip(prices, costs, strict=True) if np.isfinite(c)])
-        for price, cost in zip(prices, costs.tolist(), strict=True):
-            self.dual.note(price, cost, held.get(price, 0.0), saved.get(price, 0.0))
-        self._tables = []
-
-    def _bytes(
-        self, cheapest: CheapestChains, prices: Sequence[Price]
-    ) -> tuple[dict[Price, float], dict[Price, float]]:
-        """Bytes that the cheapest chain at each price holds, and those that it holds for each microbatch in flight."""
-        held: _ByPrice = defaultdict(float)
-        saved: _ByPrice = defaultdict(float)
-        limited = [p for p in prices if p[0] != ONLY_BYTES and self.budget.limit_bytes is not None]
-        uses = [(p, use) for p in limited for ways in cheapest.best(cheapest.prices.index(p), 1) for use in ways]
-        for r, tables in enumerate(self._tables):
-            mine = [(price, arc, times) for price, (run, arc, times) in uses if run == r]
-            costs = self.costs_in(tables.around)
-            for (price, arc, times), labels in zip(mine, tables.labels([arc for _, arc, _ in mine]), strict=True):
-                mode = tables.modes[arc.mode]
-                kind = costs.kinds.index(mode.recompute)
-                kept = sum(float(of[kind][x]) for of, x in zip(costs.kept, labels.tolist(), strict=True))
-                saved[price] += times * kept
-                held[price] += times * held_bytes(
-                    tables.space, tables.around, self.setting, self.rates, mode, labels
-                )  # fmt: skip
-        return held, saved
+        return self._reckoning.step_costs(len(self.runs))
 
     def _cheapest(self, prices: Sequence[Price], family: Family | None = None) -> CheapestChains:
         return CheapestChains.of(self._tables, [run.count for run in self.runs], prices, family, len(self.states))
@@ -259,8 +216,8 @@ class Chains:
         The leanest don't depend on the limit and are always among all. The columns of stages serve any number in
         flight: they are those with the most.
         """
-        self.bound(2)
-        prices = [] if leanest else [(price, self.in_flight[-1], 1.0) for price in self.dual.fine()]
+        self.bound(WHOLE)
+        prices = [] if leanest else [(price, self.in_flight[-1], 1.0) for price in self.whole.dual.fine()]
         self._make_tables(prices)
         found: list[dict[_Choice, Column]] = [{} for _ in self.runs]
         programs: dict[tuple[int, tuple[int, ...], str], LoweredLayer] = {}

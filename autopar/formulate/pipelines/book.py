@@ -17,9 +17,11 @@ from math import prod
 import numpy as np
 
 from autopar.cost.schedule import Holding
+from autopar.engine.moments import Backward
 from autopar.engine.stack import StackOptions, solve_stack
-from autopar.engine.stack_problem import Backward, Choices, Floats, Run, StackProblem, StackSolution
+from autopar.engine.stack_problem import Choices, Floats, Run, StackProblem, StackSolution
 from autopar.formulate.chains.columns import Column
+from autopar.formulate.chains.siblings import FIRST, RUN, WHOLE
 from autopar.formulate.chains.strategies import Chains
 from autopar.formulate.layers.ladder import ONLY_BYTES
 from autopar.formulate.pipelines.piped import Passes
@@ -163,13 +165,18 @@ class StageBook:
 
     @cached_property
     def rough_ranges(self) -> Ranges:
-        """Bounds of all stages from seconds and from bytes each alone, at less cost."""
-        return self._bounds(1)
+        """Bounds of all stages from seconds and from bytes each alone, of the longest run alone, at less cost."""
+        return self._bounds(FIRST)
+
+    @cached_property
+    def run_ranges(self) -> Ranges:
+        """Bounds of all stages from the longest run alone."""
+        return self._bounds(RUN)
 
     @cached_property
     def ranges(self) -> Ranges:
         """Bounds of all stages."""
-        return self._bounds(2)
+        return self._bounds(WHOLE)
 
     def _bounds(self, level: int) -> Ranges:
         chains, limit = self.chains, self.chains.budget.limit_bytes or 0

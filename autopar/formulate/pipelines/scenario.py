@@ -113,6 +113,10 @@ class PipelineScenario:
         """A bound from the longest run of layers alone, at less cost; inf where no plan is legal."""
         return self._bound_by([book.rough_ranges for book in self.books]) if self.possible else np.inf
 
+    def run_bound_s(self) -> float:
+        """A bound from the longest run of layers alone with prices of bytes."""
+        return self._bound_by([book.run_ranges for book in self.books])
+
     def bound_s(self) -> float:
         """Seconds that no plan of this scenario under the limit can beat; inf where none is legal or small enough."""
         return self._bound_by([book.ranges for book in self.books])

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.cost.layer import LayerFigures
-from autopar.engine.stack_problem import REDUCING, Backward, Bytes, Moment, held_at, moments_of, one_at_a_time
+from autopar.engine.moments import REDUCING, Backward, Bytes, Moment, held_at, moments_of, one_at_a_time
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "transient", "reserve")
 
