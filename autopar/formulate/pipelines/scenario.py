@@ -110,19 +110,22 @@ class PipelineScenario:
         return least_step_s(self.ideal_s, shape.num_microbatches, weights_behind(shape), share)
 
     def first_bound_s(self) -> float:
-        """A bound from the longest run of layers alone, at less cost; inf where no plan is legal."""
-        return self._bound_by([book.rough_ranges for book in self.books]) if self.possible else np.inf
+        """A bound from the longest run of layers alone, with one microbatch in flight; inf where no plan is legal."""
+        one = tuple(int(stage < self.shape.groups) for stage in range(self.shape.stages))
+        return self._bound_by([book.rough_ranges for book in self.books], one) if self.possible else np.inf
 
     def run_bound_s(self) -> float:
         """A bound from the longest run of layers alone with prices of bytes."""
-        return self._bound_by([book.run_ranges for book in self.books])
+        return self._bound_by([book.run_ranges for book in self.books], self._in_flight)
 
     def bound_s(self) -> float:
         """Seconds that no plan of this scenario under the limit can beat; inf where none is legal or small enough."""
-        return self._bound_by([book.ranges for book in self.books])
+        return self._bound_by([book.ranges for book in self.books], self._in_flight)
 
-    def _bound_by(self, ranges: Sequence[Ranges]) -> float:
-        return bound_s(*self._bounds(ranges)) if self._fixed is None else self._fixed_bound(self._fixed, ranges)
+    def _bound_by(self, ranges: Sequence[Ranges], in_flight: Sequence[int]) -> float:
+        if self._fixed is None:
+            return bound_s(*self._bounds(ranges, in_flight))
+        return self._fixed_bound(self._fixed, ranges, in_flight)
 
     @property
     def _fixed(self) -> Cuts | None:
@@ -131,13 +134,13 @@ class PipelineScenario:
             return even_cuts(len(self.book.units), self.shape.stages)
         return self.cuts
 
-    def _bounds(self, ranges: Sequence[Ranges]) -> tuple[Floats, Floats]:
+    def _bounds(self, ranges: Sequence[Ranges], in_flight: Sequence[int]) -> tuple[Floats, Floats]:
         """Of each stage, which is a group, by the group's ranges; in two ways where passes of weights are apart."""
         by_count: dict[tuple[Ranges, int], Floats] = {}
-        for key in zip(ranges, self._in_flight, strict=True):
+        for key in zip(ranges, in_flight, strict=True):
             if key not in by_count:
                 by_count[key] = key[0].load(key[1])
-        loads = np.stack([by_count[key] for key in zip(ranges, self._in_flight, strict=True)])
+        loads = np.stack([by_count[key] for key in zip(ranges, in_flight, strict=True)])
         spans = np.stack([own.micro_s for own in ranges])
         if self.shape.schedule not in SPLIT:
             return loads[None], spans[None]
@@ -146,12 +149,12 @@ class PipelineScenario:
         kept_up = 1 - share * np.array(weights_behind(self.shape))[:, None, None] / self.shape.num_microbatches
         return np.stack([loads, kept_up * loads]), np.stack([ahead, (1 - share) * spans])
 
-    def _fixed_bound(self, cuts: Cuts, ranges: Sequence[Ranges]) -> float:
+    def _fixed_bound(self, cuts: Cuts, ranges: Sequence[Ranges], in_flight: Sequence[int]) -> float:
         """Each group waits for the stages before it and then has all its chunks to do."""
         found, before, ahead = [], 0.0, 0.0
         for g, chunks in enumerate(self._chunks(cuts)):
             own, stages = ranges[g], self.shape.stages_of(g)
-            load = own.joint_load(chunks, [self._in_flight[s] for s in stages])
+            load = own.joint_load(chunks, [in_flight[s] for s in stages])
             share = own.weight_share if self.shape.schedule in SPLIT else 0.0
             late = max(weights_behind(self.shape)[s] for s in stages)
             found += [ahead + load, before + (1 - share * late / self.shape.num_microbatches) * load]
@@ -224,7 +227,7 @@ class PipelineScenario:
 
     def _search(self, seam: Seam, cutoff_s: float) -> SolvedPipeline | None:
         """Look at partitions in order of their bound; a stage is solved when a partition with it comes first."""
-        loads, spans = self._bounds([book.ranges for book in self.books])
+        loads, spans = self._bounds([book.ranges for book in self.books], self._in_flight)
         exact: dict[tuple[int, int, int], GroupPlan | None] = {}
         best: SolvedPipeline | None = None
         seen: set[Cuts] = set()
