@@ -20,6 +20,9 @@ from autopar.formulate.layers.tables import Setting
 
 __all__ = ["Budget", "Column", "SolvedScenario", "StageScenario"]
 
+BINDS = 0.01
+"""A limit that costs no more than this share of the seconds isn't worth looking further."""
+
 
 @dataclass(frozen=True)
 class SolvedScenario:
@@ -79,9 +82,19 @@ class StageScenario:
         """Price the strategies worth having, and choose for every layer."""
         if not self._chains.possible:
             return self._solved((), StackSolution(Status.INFEASIBLE, np.inf, np.inf))
-        columns = self._chains.columns()
+        columns, limit = self._chains.columns(), self.budget.limit_bytes
         options = StackOptions(cutoff_s=np.inf if cutoff_s is None else cutoff_s)
-        return self._solved(columns, self._solve_stack(columns, self.budget.limit_bytes, options))
+        solution = self._solve_stack(columns, limit, options)
+        if limit is not None and self._binds(columns, solution, options):
+            more = self._chains.columns(wide=True)
+            columns = tuple(_joined(few, further) for few, further in zip(columns, more, strict=True))
+            solution = self._solve_stack(columns, limit, options)
+        return self._solved(columns, solution)
+
+    def _binds(self, columns: tuple[tuple[Column, ...], ...], solution: StackSolution, options: StackOptions) -> bool:
+        """Whether without the limit there would be a better answer, of those of interest."""
+        free = self._solve_stack(columns, None, options)
+        return bool(free.walks) and (not solution.walks or free.objective_s < solution.objective_s * (1 - BINDS))
 
     def _solved(self, columns: tuple[tuple[Column, ...], ...], solution: StackSolution) -> SolvedScenario:
         return SolvedScenario(self.setting, columns, solution, self.pricer.cluster)
@@ -110,6 +123,12 @@ class StageScenario:
     ) -> StackSolution:
         runs = tuple(Run(run.count, self._chains.choices(c)) for run, c in zip(self.runs, columns, strict=True))
         return solve_stack(free_problem(runs, self.setting.num_microbatches, limit_bytes), options)
+
+
+def _joined(few: tuple[Column, ...], further: tuple[Column, ...]) -> tuple[Column, ...]:
+    """Columns of either, each strategy (and way to store what is tied) once."""
+    seen = {(repr(c.strategy), c.tie) for c in few}
+    return (*few, *(c for c in further if (repr(c.strategy), c.tie) not in seen))
 
 
 def _of_family(columns: tuple[Column, ...], zero: int, recompute: str) -> tuple[Column, ...]:

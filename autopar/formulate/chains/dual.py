@@ -25,6 +25,8 @@ SPREAD, BETWEEN = 2.5, 5
 """Around the best price: by how much prices differ at most, and how many there are."""
 FAR = (0.1, 1.5)
 """Prices, as shares of all seconds for all bytes, for stages that differ in what they hold."""
+WIDE = (0.02, 0.1, 0.3, 1.0, 3.0, 10.0)
+"""The same, for where the prices around the best one leave no good choice."""
 SMALL = 0.02
 """Where bytes cost nothing: the price, as a share of all seconds for all bytes, at which they begin to."""
 
@@ -115,6 +117,11 @@ class Dual:
         if not best:
             return [0.0, SMALL * whole / 4, SMALL * whole]
         return [0.0, *np.geomspace(best[0] / SPREAD, best[0] * SPREAD, BETWEEN).tolist()]
+
+    def wide(self) -> list[float]:
+        """Prices far apart; none without a limit or where nothing is legal."""
+        cheapest = self.points[self.in_flight[0]][0.0].cost_s
+        return [s * cheapest / self.limit_bytes for s in WIDE] if self.limit_bytes and np.isfinite(cheapest) else []
 
     def _best(self, count: int, limit: float) -> float:
         points = self.points[count]

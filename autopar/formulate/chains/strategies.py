@@ -33,6 +33,8 @@ from autopar.formulate.layers.tables import Price, Setting, SpaceCosts, space_co
 from autopar.graph import Layout
 from autopar.plan import LayerStrategy, data_axes_of
 
+FEW_LAYERS, NEAR_SHARE, NEAR_MOST = 2, 0.05, 4
+"""Of layers that come so often at most: by which share dearer choices are still looked at, and how many of them."""
 STORAGES_TRIED = 3
 """How many storage layouts of a tied parameter are followed up at each price."""
 
@@ -210,19 +212,24 @@ class Chains:
 
     # --- columns --------------------------------------------------------------------------------------------------
 
-    def columns(self, leanest: bool = False) -> tuple[tuple[Column, ...], ...]:
+    def columns(self, leanest: bool = False, wide: bool = False) -> tuple[tuple[Column, ...], ...]:
         """The strategies on the cheapest chains of each run, priced exactly; `leanest`: only those that hold least.
 
         The leanest don't depend on the limit and are always among all. The columns of stages serve any number in
-        flight: they are those with the most.
+        flight: they are those with the most. `wide`: those at prices far apart, which need no more temporaries, and of
+        layers that come but a few times those near the cheapest: no price makes what is inside the convex hull of
+        seconds and bytes the cheapest, and several such layers would mix its corners.
         """
         self.bound(WHOLE)
-        prices = [] if leanest else [(price, self.in_flight[-1], 1.0) for price in self.whole.dual.fine()]
+        dual = self.whole.dual
+        asked = () if leanest else dual.wide() if wide else dual.fine()
+        prices = [(price, self.in_flight[-1], 1.0) for price in asked]
         self._make_tables(prices)
         found: list[dict[_Choice, Column]] = [{} for _ in self.runs]
         programs: dict[tuple[int, tuple[int, ...], str], LoweredLayer] = {}
         arcs = list(dict.fromkeys(self._promising([*prices, self._only_bytes])))
-        for (r, arc), choice in zip(arcs, self._choices(arcs), strict=True):
+        chosen = [*zip(arcs, self._choices(arcs), strict=True), *(self._near(arcs) if wide else ())]
+        for (r, arc), choice in chosen:
             if choice in found[r]:
                 continue
             labels, zero, recompute = choice
@@ -234,6 +241,14 @@ class Chains:
         self._tables = []
         self._costs.clear()
         return tuple(tuple(c.values()) for c in found)
+
+    def _near(self, arcs: Sequence[tuple[int, Arc]]) -> Iterator[tuple[tuple[int, Arc], _Choice]]:
+        """Arcs of runs of few layers with choices that cost little more there than the cheapest."""
+        for r, arc in arcs:
+            if self.runs[r].count <= FEW_LAYERS:
+                mode = self._tables[r].modes[arc.mode]
+                for labels in self._tables[r].near(arc, NEAR_SHARE, NEAR_MOST).tolist():
+                    yield (r, arc), (tuple(labels), mode.zero, mode.recompute)
 
     def choices(self, columns: Sequence[Column]) -> Choices:
         """Columns of one run as choices of the stack problem."""

@@ -13,6 +13,7 @@ import numpy as np
 from autopar.engine.eliminate import Elimination
 from autopar.engine.label_graph import Labels
 from autopar.engine.min_plus import Place, Ways, cheapest_ways
+from autopar.engine.near import near_labellings
 from autopar.engine.stack_problem import Floats
 from autopar.formulate.layers.labels import LabelSpace
 from autopar.formulate.layers.runs import Surroundings
@@ -112,6 +113,16 @@ class RunTables:
         modes, table = self.costs(price, family, zero)
         own = table[:, entry, leave, storage] if self.tied else table[:, entry, leave]
         return Arc(modes[int(own.argmin())], entry, leave, storage if self.tied else -1)
+
+    def near(self, arc: Arc, share: float, most: int) -> Labels:
+        """Labels (N, V) of the variables on an arc where they cost at most `share` more than the cheapest."""
+        kept = (arc.entry, arc.exit, arc.storage)[: 2 + self.tied]
+        piece = next(p for p in self.pieces if p.entries[arc.entry] >= 0)
+        at = (int(piece.entries[arc.entry]), *kept[1:])
+        slack = share * float(self.table[(arc.mode, *kept)])
+        found, _ = near_labellings(piece.solved, int(piece.rows[arc.mode]), at, slack, most)
+        found[:, self.space.entry] = arc.entry
+        return found
 
     def labels(self, arcs: Sequence[Arc]) -> Labels:
         """Labels (arcs, V) of all variables on each of some arcs."""
