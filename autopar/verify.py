@@ -58,7 +58,7 @@ class VerifyReport:
         """The largest of all differences; infinite where gradients are missing."""
         if self.missing_gradients:
             return float("inf")
-        return max(self.loss_difference, self.gradient.value, self.parameter.value)
+        return _worst([Difference(self.loss_difference), self.gradient, self.parameter]).value
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain JSON data."""
@@ -227,7 +227,7 @@ def _compare(ours: list[_Training], theirs: _Training, about: str) -> VerifyRepo
     pairs = [pair for one in ours for pair in zip(one.losses, theirs.losses, strict=True)]
     losses = [abs(a - b) / max(abs(b), floor) for a, b in pairs]
     return VerifyReport(
-        ours[0].losses[0], theirs.losses[0], max(losses),
+        ours[0].losses[0], theirs.losses[0], _worst([Difference(loss) for loss in losses]).value,
         _worst([_largest(one.gradients, theirs.gradients, floor) for one in ours]),
         _worst([_largest(one.parameters, theirs.parameters, floor) for one in ours]),
         tuple(n for n in theirs.gradients if not any(n in one.gradients for one in ours)), len(theirs.losses), about,
@@ -235,16 +235,15 @@ def _compare(ours: list[_Training], theirs: _Training, about: str) -> VerifyRepo
 
 
 def _worst(differences: list[Difference]) -> Difference:
-    return max(differences, key=lambda d: float("inf") if math.isnan(d.value) else d.value)
+    return max(differences, key=lambda d: float("inf") if math.isnan(d.value) else d.value)  # nan counts as largest
 
 
 def _largest(ours: dict[str, Tensor], theirs: dict[str, Tensor], floor: float) -> Difference:
-    found = Difference(0.0)
+    found = [Difference(0.0)]
     for name, tensor in theirs.items():
         if name in ours and not torch.equal(mine := ours[name].to(tensor.device, tensor.dtype), tensor):
             scale = max(float(tensor.double().abs().max()), floor)
             difference = float((mine.double() - tensor.double()).abs().max())
             relative = difference / scale if scale else difference
-            if not relative <= found.value:  # nan counts as largest
-                found = Difference(relative, name)
-    return found
+            found.append(Difference(relative, name))
+    return _worst(found)

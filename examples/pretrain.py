@@ -132,8 +132,7 @@ def main() -> None:
     for step in range(done + 1, options.steps + 1):
         with traced(options.folder, first and step == options.profile):
             loss = parallel.train_step(**data.next(parallel.data_parallel_rows()))
-            busy = parallel.data_parallel_rank is not None  # a plan may leave ranks idle
-            norm = parallel.clip_grad_norm_(1.0) if busy else torch.zeros(())
+            norm = parallel.clip_grad_norm_(1.0)
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()

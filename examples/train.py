@@ -45,13 +45,12 @@ class Net(nn.Module):
         return functional.cross_entropy(self.head(self.blocks(x)), labels)
 
 
-def batch_of(step: int, rank: int, size: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """This data-parallel rank's share of a made-up global batch: ranks of one number get the same data."""
+def batch_of(step: int, rows: range | None, device: torch.device) -> dict[str, torch.Tensor]:
+    """These rows of a made-up global batch; none on a rank that the plan leaves idle."""
     numbers = torch.Generator().manual_seed(step)
     x = torch.randn(GLOBAL_BATCH, WIDTH, generator=numbers)
     labels = (x[:, :CLASSES]).argmax(dim=1)
-    share = slice(rank * GLOBAL_BATCH // size, (rank + 1) * GLOBAL_BATCH // size)
-    return {"x": x[share].to(device), "labels": labels[share].to(device)}
+    return {} if rows is None else {"x": x[rows].to(device), "labels": labels[rows].to(device)}
 
 
 def main() -> None:
@@ -62,9 +61,10 @@ def main() -> None:
     torch.manual_seed(0)
     example = {"x": torch.zeros(8, WIDTH), "labels": torch.zeros(8, dtype=torch.long)}
     model = autopar.optimize(Net(), example, cluster="local", global_batch=GLOBAL_BATCH, dtype="fp32")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    parameters = list(model.parameters()) or [nn.Parameter(torch.zeros(()))]  # an idle rank has none
+    optimizer = torch.optim.AdamW(parameters, lr=3e-3)
     for step in range(STEPS):
-        loss = model.train_step(**batch_of(step, model.data_parallel_rank, model.data_parallel_size, device))
+        loss = model.train_step(**batch_of(step, model.data_parallel_rows(), device))
         model.clip_grad_norm_(1.0)
         optimizer.step()
         optimizer.zero_grad()

@@ -23,8 +23,9 @@ OWN = ("model", "optimizer", "steps", "loss_scale")
 
 
 class Checkpoints:
-    """The checkpoints `step-N` in `folder`, of which the last `keep` are kept.
+    """The checkpoints `step-N` in `folder`: a save leaves its own and the `keep` - 1 before it.
 
+    Later ones, from before a job went back to an earlier step, stay until they are saved anew or removed by hand.
     Making it, `save`, `load` and `wait` are collective over the job; its ranks see one file system. A checkpoint is
     written beside its place and renamed when all of it is there, so a save that is killed leaves those before it as
     they were. Whatever plan it was saved under, it loads under any other and into the plain model, bit for bit.
@@ -66,24 +67,20 @@ class Checkpoints:
         state |= {"optimizer": optimizer_entries(model, optimizer)} if optimizer is not None else {}
         state |= {"loss_scale": scale} if (scale := getattr(model, "loss_scale", None)) is not None else {}
         unfinished = self._path(step, UNFINISHED)
-        if self._first:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(unfinished, ignore_errors=True)
+        self._together(self._make_room, unfinished)
         if asynchronous and self._group is not None:
             saving: Any = async_save(state, checkpoint_id=unfinished, process_group=self._group)
             running = self._running = Future[None]()
             saving.add_done_callback(lambda saved: self._finish_running(saved, step, running))
             return
         save(state, checkpoint_id=unfinished, process_group=self._group, no_dist=self._group is None)
-        self._finish(step)
-        self._meet()
+        self._together(self._finish, step)
 
     def wait(self) -> None:
         """Return when nothing is being saved any more. Raises what went wrong in the background."""
         running, self._running = self._running, None
         if running is not None:
-            running.result()
-            self._meet()
+            self._together(running.result)
 
     def load(
         self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, step: int | None = None, **more: Any
@@ -126,11 +123,18 @@ class Checkpoints:
             raise ConfigError(f"{', '.join(taken)}: names that checkpoints use themselves; give others")
 
     def _mend(self) -> None:
-        """Put back checkpoints whose replacement was killed between two renames."""
+        """Put back checkpoints whose replacement was killed between two renames; finish removing those after."""
         for replaced in self.folder.glob(f"{REPLACED}step-*"):
             place = self.folder / replaced.name.removeprefix(REPLACED)
-            if not place.exists():
+            if place.exists():
+                shutil.rmtree(replaced, ignore_errors=True)
+            else:
                 replaced.rename(place)
+
+    def _make_room(self, unfinished: Path) -> None:
+        if self._first:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
 
     def _finish_running(self, saved: Future[Any], step: int, running: Future[None]) -> None:
         """In the background: finish, then let `wait` go on."""
@@ -148,15 +152,13 @@ class Checkpoints:
             return
         place, replaced = self._path(step), self._path(step, REPLACED)
         if place.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
             place.rename(replaced)
         self._path(step, UNFINISHED).rename(place)
         shutil.rmtree(replaced, ignore_errors=True)
-        for old in self.steps()[: -self.keep]:
+        before = [s for s in self.steps() if s < step]
+        for old in before[::-1][self.keep - 1 :]:
             shutil.rmtree(self._path(old), ignore_errors=True)
-
-    def _meet(self) -> None:
-        if self._group is not None:
-            dist.barrier(self._group)
 
     def _agreed(self, step: int | None) -> int | None:
         """Rank 0's `step`."""
@@ -167,18 +169,18 @@ class Checkpoints:
 
     def _together(self, work: Any, *arguments: Any) -> None:
         """Do `work` on every rank; where it fails on any, raise that on all, as others would wait for it."""
-        failed: EmitError | None = None
+        failed: Exception | None = None
         try:
             work(*arguments)
-        except EmitError as error:
+        except Exception as error:
             failed = error
-        every: list[Any] = [failed]
         if self._group is not None:
-            every = [None] * self._group.size()
-            dist.all_gather_object(every, failed, group=self._group)
-        for one in every:
-            if one is not None:
-                raise one
+            told = failed if failed is None or isinstance(failed, EmitError) else EmitError(f"{failed!r} on a rank")
+            every: list[EmitError | None] = [None] * self._group.size()
+            dist.all_gather_object(every, told, group=self._group)
+            failed = failed or next((one for one in every if one is not None), None)
+        if failed is not None:
+            raise failed
 
     def _fit(
         self, path: Path, state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer | None

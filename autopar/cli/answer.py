@@ -85,9 +85,9 @@ def check_targets(*paths: Path | None) -> None:
         raise ConfigError(*(f"{path}: can't be written; give a file in a folder that exists" for path in bad))
 
 
-def require_plotly() -> None:
-    """Refuse reports that can't be written before the work begins."""
-    if find_spec("plotly") is None:
+def require_plotly(report: Path | None) -> None:
+    """Refuse a report that can't be written before the work begins."""
+    if report and find_spec("plotly") is None:
         raise ConfigError("--report needs plotly: pip install 'autopar[report]'")
 
 

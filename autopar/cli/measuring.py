@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from autopar.cli.answer import Answer, check_targets, cluster_of, load, say, speaks, work
+from autopar.cli.answer import Answer, check_targets, cluster_of, load, require_plotly, say, speaks, work
 from autopar.cli.options import ClusterName, DtypeName, GlobalBatch, Json, Model, OutFile, ReportFile, Rows, SeqLen
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def _taken(found: Profile, output: Path | None) -> Answer:
 def validate(rows: Rows, report: ReportFile = None, as_json: Json = False) -> Answer:
     """Compare predictions with measured training and memory rows."""
     check_targets(report)
+    require_plotly(report)
     from autopar.rows import STEP_KINDS, read_tables, repeated_ids
     from autopar.validation.step_text import steps_text
     from autopar.validation.steps import predict_steps
@@ -96,6 +97,7 @@ def validate_ops(
 ) -> Answer:
     """Compare predictions with measured operators and collectives, beside a constant share of peak."""
     check_targets(report)
+    require_plotly(report)
     from autopar.rows import OP_KINDS, read_tables
     from autopar.validation.predict import predict, summary
     from autopar.validation.text import table_text

@@ -67,8 +67,7 @@ def plan(
 ) -> Answer:
     """Find the best plan for a model on a cluster."""
     check_targets(output, timeline, report)
-    if report is not None:
-        require_plotly()
+    require_plotly(report)
     where, pinned = cluster_of(cluster, what_if), config_of(config) if config else None
     with work():
         from autopar import api

@@ -107,9 +107,9 @@ class ParallelModule(nn.Module):
             held.clear()
 
     def become(self, other: ParallelModule) -> None:
-        """Be `other` from now on, under this object's name: its plan, parameters and rows."""
+        """Be `other` from now on, under this object's name and with its hooks: its plan, parameters and rows."""
         training = self.training
-        self.__dict__.update(other.__dict__)
+        self.__dict__.update({name: value for name, value in other.__dict__.items() if "_hooks" not in name})
         self.train(training)
 
     def install(self, runtimes: tuple[Runtime, ...], module: nn.Module) -> None:
@@ -185,11 +185,18 @@ class ParallelModule(nn.Module):
                 "backward() on. Call train_step(**batch) instead of the module, or plan with pp=1."
             )
         values, batch = self._rows.deal(self._graph, self._values(args, inputs), 1)
+        (weight,) = self._rows.weights([values], batch)
         self._begin()
-        return self._run(values, batch, self._draw(batch, 0, 1), self._synchronise if torch.is_grad_enabled() else None)
+        loss = self._run(values, batch, self._draw(batch, 0, 1), self._synchronise if torch.is_grad_enabled() else None)
+        return loss if weight == 1.0 else loss * weight
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """Scale gradients so that their norm over the whole model is at most `max_norm`; returns the norm before."""
+        """Scale gradients so that their norm over the whole model is at most `max_norm`; returns the norm before.
+
+        Idle ranks, which hold none, may call it or not, and get 0.
+        """
+        if not self._runtimes:
+            return torch.zeros((), device=self._device)
         norm = self._grad_norm(norm_type)
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         gradients = [local(p.grad) for p in self._owned() if p.grad is not None]
@@ -212,7 +219,8 @@ class ParallelModule(nn.Module):
     def _active(self) -> tuple[Runtime, ...]:
         if not self._runtimes:
             raise EmitError(
-                "this rank is idle under the plan: it may only call train_step() and eval_step(), without inputs. "
+                "this rank is idle under the plan: it may only call train_step() and eval_step(), without inputs, and "
+                "clip_grad_norm_(). "
                 "Check `pm.data_parallel_rank is None`."
             )
         return self._runtimes

@@ -43,7 +43,16 @@ class Rows:
         return self.groups.spot.lengths(SAMPLES, batch, (), self.data_axes)
 
     def part(self, total: int, count: int) -> range:
-        """This rank's rows of a global batch of `total` samples in `count` microbatches."""
+        """This rank's rows of a global batch of `total` samples in `count` microbatches.
+
+        Raises EmitError where they can't be cut so.
+        """
+        if total % count:
+            fewer = total // count * count
+            raise EmitError(
+                f"a batch of {total} samples can't be cut into {count} equal microbatches: take {fewer} samples or "
+                f"{fewer + count}, or a plan of other microbatches."
+            )
         first, length = self.groups.spot.part(SAMPLES, total // count, self.data_axes)
         return range(count * first, count * (first + length))
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 
 from autopar.export.recipe import Recipe
+from autopar.schedules import stages_of
 
 SCHEDULES = {
     "1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "zb": "InterleavedZeroBubble",
@@ -68,9 +69,10 @@ def _counts(numbers: tuple[int, ...]) -> str:
 
 def _every(recipe: Recipe) -> int | None:
     """The n for which every n-th block of each device is as many as the plan recomputes; None if there is none."""
-    groups = recipe.record.pp_degree
-    blocks = [sum(recipe.stage_blocks[k::groups]) for k in range(groups)]
-    again = [sum(recipe.recomputed[k::groups]) for k in range(groups)]
+    record = recipe.record
+    mine = [stages_of(record.schedule, g, record.pp_degree, len(record.stages)) for g in range(record.pp_degree)]
+    blocks = [sum(recipe.stage_blocks[s] for s in stages) for stages in mine]
+    again = [sum(recipe.recomputed[s] for s in stages) for stages in mine]
     return next((n for n in range(1, max(blocks) + 1) if [b // n for b in blocks] == again), None)
 
 

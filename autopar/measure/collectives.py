@@ -63,9 +63,7 @@ def time_collective(key: CollectiveKey, device: torch.device, budget_s: float = 
 
 def _timed(key: CollectiveKey, device: torch.device, budget_s: float) -> Timing:
     group = _group_name(key.ranks, key.stride)
-    full = max(key.ranks, key.bytes // 4 // key.ranks * key.ranks)
-    held = full // key.ranks if key.kind == "all_gather" else full
-    buffer = torch.zeros(held, device=device)
+    buffer = _on_all(lambda: torch.zeros(_held_elements(key), device=device), device)
     run = _runner(key, group, buffer)
 
     def once() -> float:
@@ -79,6 +77,26 @@ def _timed(key: CollectiveKey, device: torch.device, budget_s: float) -> Timing:
     repeats = torch.tensor([max(LEAST_REPEATS, min(MOST_REPEATS, int(budget_s / max(once(), 1e-6))))], device=device)
     dist.broadcast(repeats, 0)
     return Timing(Sample(tuple(once() for _ in range(int(repeats)))))
+
+
+def _held_elements(key: CollectiveKey) -> int:
+    full = max(key.ranks, key.bytes // 4 // key.ranks * key.ranks)
+    return full // key.ranks if key.kind == "all_gather" else full
+
+
+def _on_all(make: Callable[[], torch.Tensor], device: torch.device) -> torch.Tensor:
+    """What `make` makes; where it can't on some rank, RuntimeError on all, which else would wait for that one."""
+    made: torch.Tensor | None = None
+    why = "another rank ran out of memory"
+    try:
+        made = make()
+    except RuntimeError as error:
+        why = str(error)
+    failed = torch.tensor(float(made is None), device=device)
+    dist.all_reduce(failed)
+    if made is None or failed:
+        raise RuntimeError(why)
+    return made
 
 
 def _compute(device: torch.device) -> None:

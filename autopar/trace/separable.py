@@ -112,8 +112,9 @@ def judge(graph: OpGraph) -> OpGraph:
             memo[key] = _through(graph.classes[layer.class_index], key[1])
         states |= dict(zip(layer.outputs, (_placed(s, i) for s in memo[key]), strict=True))
     found = states.get(target, _Free())
+    changes = _changes_buffers(graph)
     if isinstance(found, _Reduced):
-        return replace(graph, separable=True, loss_form=found.form)
+        return replace(graph, separable=not changes, loss_form=found.form, why_not_separable=changes)
     why = found.why if isinstance(found, _Mixed) else "the loss is no sum or mean over the samples of a symbolic batch"
     return replace(graph, separable=False, why_not_separable=why)
 

@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 
 from autopar.errors import ConfigError
+from autopar.files import write_atomically
 from autopar.validation.predict import Predicted
 from autopar.validation.text import table_text
 
@@ -42,8 +43,8 @@ def write_page(rows: Sequence[Predicted], path: Path) -> None:
         errors.update_xaxes(range=[0, 1], title="absolute error, share of measured")
         parts += [figure.to_html(full_html=False, include_plotlyjs=False) for figure in (scatter, errors)]
     script = go.Figure().to_html(full_html=False, include_plotlyjs=True)
-    path.write_text(
+    write_atomically(
+        path,
         "<!doctype html><meta charset='utf-8'><title>autopar validate-ops</title>"
         f"<div style='display:none'>{script}</div>{''.join(parts)}",
-        encoding="utf-8",
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.errors import ConfigError
+from autopar.files import write_atomically
 from autopar.validation.step_text import steps_text
 from autopar.validation.steps import PredictedStep
 
@@ -29,10 +30,10 @@ def write_step_page(rows: Sequence[PredictedStep], path: Path) -> None:
         ),
     ]  # fmt: skip
     parts = [figure.to_html(full_html=False, include_plotlyjs=i == 0) for i, figure in enumerate(figures)]
-    path.write_text(
+    write_atomically(
+        path,
         "<!doctype html><meta charset='utf-8'><title>autopar validate</title>"
         f"<pre>{escape(steps_text(rows))}</pre>{''.join(parts)}",
-        encoding="utf-8",
     )
 
 

@@ -144,3 +144,27 @@ def test_a_replacement_that_was_killed(tmp_path: Path) -> None:
     Checkpoints(tmp_path).save(1, model, optimizer)
     (tmp_path / "step-1").rename(tmp_path / ".replaced-step-1")
     assert Checkpoints(tmp_path).load(model, optimizer) == 1
+
+
+def test_going_back_to_an_earlier_step(tmp_path: Path) -> None:
+    """What is saved after going back is kept, whatever later steps lie there; those before it are counted from it."""
+    model, optimizer = alone()
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in (1, 8, 9):
+        checkpoints.save(step, model, optimizer)
+    assert checkpoints.steps() == [8, 9]
+    assert checkpoints.load(model, optimizer, step=8) == 8
+    for step in (2, 3, 4):
+        checkpoints.save(step, model, optimizer)
+    assert checkpoints.steps() == [3, 4, 8, 9]
+
+
+def test_a_removal_that_was_killed(tmp_path: Path) -> None:
+    """What was left of a replaced checkpoint doesn't stand in the way of saving that step again."""
+    model, optimizer = alone()
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, model, optimizer)
+    (tmp_path / ".replaced-step-1").mkdir()
+    (tmp_path / ".replaced-step-1" / "left").write_bytes(b"over")
+    checkpoints.save(1, model, optimizer)
+    assert os.listdir(tmp_path) == ["step-1"]

@@ -11,11 +11,11 @@ from autopar.cluster import Cluster, Link, MixedCluster, Wires, load_cluster, mi
 from autopar.cost.mixed import MixedPricer, SlowestPricer
 from autopar.cost.roofline import RooflinePricer
 from autopar.engine.partition import partitions
-from autopar.errors import ConfigError
+from autopar.errors import ConfigError, InfeasibleError
 from autopar.formulate.config import ManualConfig
 from autopar.formulate.pipelines.ground import ground_on, placed_devices
 from autopar.formulate.planner import Planner
-from autopar.formulate.record.recost import recost
+from autopar.formulate.record.recost import recost, require_fit
 from autopar.graph import CollectiveKey, Operand, OpKey
 from autopar.plan import POLICIES, Request
 from autopar.trace import trace
@@ -62,6 +62,32 @@ def test_a_slow_stage_is_slow_in_proportion() -> None:
     equal = [sum(c.pass_s["forward"] for c in usual.costs.layers if c.stage == s) for s in range(2)]
     assert fast == pytest.approx(equal[0])
     assert 1.5 < slow / equal[1] <= 2.0
+
+
+def test_both_laps_of_a_v_are_on_their_group() -> None:
+    """Priced anew from the plan alone, stages there and back have the pace of the group that runs them."""
+    cluster = _mixed(_part("1xa100-80gb"), _part("1xa100-80gb", 0.5))
+    record = _planner("tied-20", cluster).estimate(ManualConfig(pp=2, schedule="zbv"))
+    again = recost(record, MixedPricer(cluster, RooflinePricer))
+    assert again.step_time_s == pytest.approx(record.step_time_s, rel=1e-9)
+    paces = [
+        [sum(c.pass_s["forward"] for c in r.costs.layers if c.stage == s) for s in range(4)] for r in (record, again)
+    ]
+    assert paces[1] == pytest.approx(paces[0])
+    assert paces[0][1] > 1.4 * paces[0][0]
+
+
+def test_a_group_that_is_too_small_is_named() -> None:
+    """A plan that fits the roomy group alone is refused on the cluster, with the device that can't hold it."""
+    roomy, small = load_cluster("2x1xa100-80gb"), _mixed(_part("1xa100-80gb"), _part("1xa100-40gb"))
+    record = planner("gpt", roomy.name, 8).estimate(ManualConfig(pp=2))
+    held = record.costs.group_memory
+    large = tuple({**of, "parameters": 60 << 30} for of in held)
+    record = replace(record, costs=replace(record.costs, group_memory=large))
+    found = recost(record, MixedPricer(small, RooflinePricer))
+    assert not found.feasible
+    with pytest.raises(InfeasibleError, match=r"group 1, a100-40gb"):
+        require_fit(found, small)
 
 
 def test_stage_lengths_follow_speed() -> None:

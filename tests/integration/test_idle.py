@@ -47,6 +47,7 @@ def train(how: str) -> tuple[int | None, list[float], str, int]:
     mine = {} if rank is None else {k: t.chunk(pm.data_parallel_size)[rank] for k, t in batch.items()}
     losses = [pm.train_step(**mine).item(), pm.eval_step(**mine).item()]
     if rank is None:
+        assert pm.clip_grad_norm_(1.0) == 0
         with pytest.raises(EmitError, match="idle") as found:
             pm(**batch)
         refused = str(found.value)

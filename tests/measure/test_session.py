@@ -6,6 +6,7 @@ import torch.distributed as dist
 
 from autopar.errors import TraceError
 from autopar.graph import CollectiveKey, Operand, OpKey
+from autopar.measure import collectives
 from autopar.measure.collectives import group_members
 from autopar.measure.profile import Timing
 from autopar.measure.session import measuring
@@ -30,6 +31,26 @@ def timed() -> tuple[int, dict[OpKey, Timing], dict[CollectiveKey, Timing]]:
 
 def together() -> tuple[int, dict[OpKey, Timing], dict[CollectiveKey, Timing]]:
     return on_rank_0(timed)
+
+
+def short_of_memory() -> list[bool]:
+    """On a rank: whether a collective failed for which rank 1 has no memory, and then one for which it has."""
+    taken = collectives._held_elements
+
+    def none_left(key: CollectiveKey) -> int:
+        if dist.get_rank() == 1 and key.kind == "all_gather":
+            raise RuntimeError("out of memory")
+        return taken(key)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collectives, "_held_elements", none_left)
+        keys = [CollectiveKey(kind, 4096, 4, 1) for kind in ("all_gather", "all_reduce")]
+        return [bool(collectives.time_collective(key, CPU).failed) for key in keys]
+
+
+def test_a_rank_without_memory_keeps_step(pool: Pool) -> None:
+    """What one rank can't run fails on all of them, and they go on to the next together."""
+    assert pool.run(4, short_of_memory) == [[True, False]] * 4
 
 
 class Unsendable(Exception):

@@ -94,6 +94,28 @@ def test_batch_norm(training: bool) -> None:
     assert ("batch norm" in graph.why_not_separable) == training
 
 
+class Counting(nn.Module):
+    """A mean loss whose forward pass counts how often it ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.ran: torch.Tensor
+        self.register_buffer("ran", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.ran.add_(1)
+        loss: torch.Tensor = self.linear(x).square().mean()
+        return loss
+
+
+def test_buffers_change_once_a_step() -> None:
+    """What forward changes would be changed by every microbatch, so such a model is never split in time."""
+    graph = trace(Counting(), (torch.zeros(4, 4),))
+    assert not graph.separable
+    assert "forward changes buffers (ran)" in graph.why_not_separable
+
+
 @pytest.mark.parametrize("name", ["mlp", "residual", "tied", "gpt", "llama", "hf gpt2", "hf llama"])
 def test_usual_models_are_separable(name: str) -> None:
     """Regression and language models with a mean loss may be split in time."""

@@ -147,3 +147,16 @@ def test_decoder_learns() -> None:
         optimizer.step()
     assert abs(losses[0] - torch.tensor(20.0).log().item()) < 0.3
     assert losses[-1] < losses[0] / 2
+
+
+def test_neighbours_of_the_same_name(tmp_path: Path) -> None:
+    """Two model files that import a `parts.py` beside them get their own, in whichever order they are loaded."""
+    for folder, width in (("a", 3), ("b", 5)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "parts.py").write_text(f"WIDTH = {width}\n")
+        (tmp_path / folder / "model.py").write_text(
+            "import torch\nfrom torch import nn\nfrom parts import WIDTH\n"
+            "def make():\n    return nn.Linear(WIDTH, 1), {'input': torch.zeros(2, WIDTH)}\n"
+        )
+    found = [load_model(f"{tmp_path / folder / 'model.py'}:make").model.in_features for folder in "aba"]
+    assert found == [3, 5, 3]

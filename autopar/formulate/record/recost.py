@@ -16,6 +16,7 @@ from autopar.formulate.pipelines.piped import Passes, add_up, run
 from autopar.formulate.record.carried import carried_work, layer_costs
 from autopar.formulate.record.predict import Layers, Prediction, predict, shares
 from autopar.plan import CarriedCosts, PlanRecord
+from autopar.schedules import group_of
 
 GIB = 1 << 30
 
@@ -84,15 +85,21 @@ def _ground(record: PlanRecord, pricer: Pricer) -> Ground:
 def tight_groups(record: PlanRecord, devices: Sequence[Device]) -> list[int]:
     """The groups whose tensors their devices can't hold, under the limit that the plan was made for."""
     asked = record.request.memory_limit_bytes
-    held = [sum(m.values()) - m.get("reserve", 0) for m in record.costs.group_memory] or [record.peak_tensor_bytes]
-    return [g for g, (b, device) in enumerate(zip(held, devices, strict=True)) if b > device.limit_bytes(asked)]
+    pairs = zip(held_bytes(record), devices, strict=True)
+    return [g for g, (held, device) in enumerate(pairs) if held > device.limit_bytes(asked)]
+
+
+def held_bytes(record: PlanRecord) -> list[int]:
+    """Bytes of tensors on the fullest device of each group."""
+    known = [sum(m.values()) - m.get("reserve", 0) for m in record.costs.group_memory]
+    return known or [record.peak_tensor_bytes] * record.pp_degree
 
 
 def _priced(record: PlanRecord, ground: Ground) -> list[list[Layers]]:
     """The layers of each stage with their figures on the devices where it stands."""
     stages: list[list[Layers]] = [[] for _ in record.stages]
     for cost, work in zip(record.costs.layers, carried_work(record.costs), strict=True):
-        pricer = ground.pricers[cost.stage % record.pp_degree]
+        pricer = ground.pricers[group_of(record.schedule, cost.stage, record.pp_degree)]
         stages[cost.stage].append(Layers(cost.run, figures_of(work, pricer), cost.count))
     return stages
 
@@ -123,14 +130,18 @@ def _passes(layers: Sequence[Layers]) -> Passes:
 
 def require_fit(record: PlanRecord, cluster: Cluster) -> None:
     """Raise InfeasibleError, naming the limit and what would do, unless the plan fits the cluster's memory."""
-    device, asked = cluster.device, record.request.memory_limit_bytes
-    limit = device.limit_bytes(asked)
-    if record.peak_tensor_bytes > limit:
+    asked, groups = record.request.memory_limit_bytes, record.pp_degree
+    size = len(record.placement) // groups
+    devices = [device_of(cluster, record.placement[g * size : (g + 1) * size]) for g in range(groups)]
+    held = held_bytes(record)
+    for g in tight_groups(record, devices):
+        device, limit = devices[g], devices[g].limit_bytes(asked)
         has = f"{device.name} has {_gib(device.usable_bytes)} usable, {_gib(device.reserve_bytes)} of it reserve"
         why = has if asked is None or asked > limit else f"the limit that the plan was made for is {_gib(limit)}"
         raise InfeasibleError(
-            f"memory is the binding limit: the plan needs {_gib(record.peak_tensor_bytes)} of tensors on the fullest "
-            f"device, {why}. Plan anew for this cluster with `autopar plan`, or check on devices with that much memory."
+            f"memory is the binding limit: the plan needs {_gib(held[g])} of tensors on the fullest device"
+            f"{f' of group {g}' if groups > 1 else ''}, {why}. Plan anew for this cluster with `autopar plan`, or "
+            "check on devices with that much memory."
         )
 
 

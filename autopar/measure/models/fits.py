@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from autopar.cluster import profiles_folder
+from autopar.files import write_atomically
 from autopar.measure.models.attention import ATTENTION
 from autopar.measure.models.collective import COLLECTIVE
 from autopar.measure.models.form import Form
@@ -99,7 +100,7 @@ def write_fits(fits: Fits, path: Path, header: str) -> None:
             f'  {{ family = "{fit.family}", dtype = "{fit.dtype}", variant = "{fit.variant}", points = {fit.points}, '
             f"error = {fit.error:.3f}, constants = [{constants}]" + (f", beyond = [{beyond}]" if beyond else "") + " },"
         )
-    path.write_text("\n".join([*lines, "]"]) + "\n", encoding="utf-8")
+    write_atomically(path, "\n".join([*lines, "]"]) + "\n")
 
 
 @cache

@@ -86,18 +86,42 @@ def _from_function(spec: str, seq_len: int | None) -> tuple[nn.Module, ExampleIn
     return made
 
 
+_neighbours: set[str] = set()
+"""Names of modules that model files have imported from their folders."""
+
+
+def _as_a_script(folder: Path) -> None:
+    """Let files of the folder be imported, and forget those of the same names that other model files imported."""
+    if str(folder) in sys.path:
+        sys.path.remove(str(folder))
+    sys.path.insert(0, str(folder))
+    for name in [n for n in _neighbours if not _lies_in(folder, n)]:
+        sys.modules.pop(name, None)
+        _neighbours.discard(name)
+
+
+def _lies_in(folder: Path, name: str) -> bool:
+    """Whether a module is a file of the folder, installed packages and this one apart."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    foreign = name.partition(".")[0] == "autopar" or "site-packages" in str(file)
+    return file is not None and not foreign and folder in Path(file).resolve().parents
+
+
 def _function(path: Path, name: str) -> Any:
     module_spec = importlib.util.spec_from_file_location(path.stem, path)
     if module_spec is None or module_spec.loader is None:
         raise ConfigError(f"{path}: is no Python file; give FILE.py:function")
     module = importlib.util.module_from_spec(module_spec)
-    sys.modules.setdefault(path.stem, module)  # dataclasses look their module up there
-    if (folder := str(path.resolve().parent)) not in sys.path:
-        sys.path.insert(0, folder)  # it imports its neighbours, as a script does
+    _as_a_script(path.resolve().parent)
+    before = {*sys.modules}
+    if path.stem not in before:
+        sys.modules[path.stem] = module  # dataclasses look their module up there
     try:
         module_spec.loader.exec_module(module)
     except Exception as error:
         raise ConfigError(f"{path}: can't be imported ({type(error).__name__}: {error})") from error
+    finally:
+        _neighbours.update(name for name in {*sys.modules} - before if _lies_in(path.resolve().parent, name))
     found = getattr(module, name, None)
     if not callable(found):
         functions = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
