@@ -205,6 +205,7 @@ def optimize(
     (`Plan.emit_source`). Raises PlanError where plan, model and job
     don't belong together.
     """
+    from autopar.emit.alarm import Alarm
     from autopar.emit.build import emit
     from autopar.ranks import join_job, local_device
 
@@ -214,10 +215,11 @@ def optimize(
     elif arguments:
         raise ConfigError(f"a plan is given, so {sorted(arguments)} can't be; give either a plan or what to plan for")
     record = plan.record if isinstance(plan, Plan) else plan
-    _require_device(record)
-    graph = trace_model(model, example_inputs, record.request.policy, loss_fn)
-    folder = None if source is None else Path(source)
-    return emit(record, graph, model, device=local_device(), loss=loss, source=folder)
+    folder, alarm = None if source is None else Path(source), Alarm.of_job()
+    with alarm.call("optimize"):
+        _require_device(record)
+        graph = trace_model(model, example_inputs, record.request.policy, loss_fn)
+        return emit(record, graph, model, device=local_device(), loss=loss, source=folder, alarm=alarm)
 
 
 def _plan_together(model: nn.Module, example_inputs: Inputs, *, cluster: Cluster | str | Path, **asked: Any) -> Plan:

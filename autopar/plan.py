@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from autopar.graph import Layout
 
 PLAN_FORMAT = 1
 """Number of the file format; a reader refuses a larger one and migrates a smaller one."""
+
+
+ZERO_LEVELS, RECOMPUTES = (0, 1, 2, 3), ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ class StagePlan:
     assignment: tuple[int, ...]
 
     def mistakes(self) -> list[str]:
-        """Strategies that are assigned but aren't there, and placements that aren't one for each axis of the mesh."""
+        """Strategies that are assigned but aren't there or not known, and placements other than one for each axis."""
         count, axes = len(self.strategies), len(self.mesh)
         found = [f"assignment: {i} is none of the {count} strategies" for i in self.assignment if not 0 <= i < count]
         for number, strategy in enumerate(self.strategies):
@@ -106,6 +110,8 @@ class StagePlan:
                 for name, placements in placed.items()
                 if len(placements) != axes
             ]
+            if strategy.zero not in ZERO_LEVELS or strategy.recompute not in RECOMPUTES:
+                found.append(f"strategies.{number}: zero is {strategy.zero}, recompute {strategy.recompute!r}")
         return found
 
 
@@ -150,11 +156,24 @@ class Request:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Hashes a plan is checked against before it is used: of the graph (structure and shapes) and of the profile."""
+    """What a plan is checked against before it is used.
+
+    Hashes of the graph (structure and shapes) and of the profile, the kind of device, and the version of torch that
+    traced the model ('' in older files).
+    """
 
     graph: str
     profile: str
     device: str
+    torch: str = ""
+
+
+def installed_torch() -> str:
+    """Major and minor version of the torch that is installed ('' where none is), without importing it."""
+    try:
+        return ".".join(version("torch").split(".")[:2])
+    except PackageNotFoundError:
+        return ""
 
 
 @dataclass(frozen=True)

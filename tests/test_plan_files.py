@@ -57,6 +57,10 @@ def _lengthen_entry(stage: dict[str, Any]) -> None:
     stage["strategies"][0]["entry"].append(0)
 
 
+def _level_nine(stage: dict[str, Any]) -> None:
+    stage["strategies"][0]["zero"] = 9
+
+
 def _shorten_op(stage: dict[str, Any]) -> None:
     ops = stage["strategies"][0]["ops"]
     ops[next(iter(ops))] = []
@@ -68,9 +72,10 @@ def _shorten_op(stage: dict[str, Any]) -> None:
         (_assign_beyond, r"stages\.0\.assignment: 99 is none of the"),
         (_assign_before, r"stages\.0\.assignment: -1 is none of the"),
         (_lengthen_entry, r"stages\.0\.strategies\.0: entry is placed on 2 axes, the mesh has 1"),
+        (_level_nine, r"stages\.0\.strategies\.0: zero is 9, recompute 'none'"),
         (_shorten_op, r"stages\.0\.strategies\.0: \S+ is placed on 0 axes, the mesh has 1"),
     ],
-    ids=["assignment", "negative", "entry", "op"],
+    ids=["assignment", "negative", "entry", "zero", "op"],
 )
 def test_damaged_plans_are_refused(record: PlanRecord, damage: Any, words: str) -> None:
     """Assigned strategies must be there and placements have an entry for each axis; the place of a mistake is named."""

@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
+from autopar.checkpoints.reading import read
 from autopar.checkpoints.states import mismatches, optimizer_entries, optimizer_places, put_optimizer
 from autopar.errors import ConfigError, EmitError
 
@@ -186,7 +186,7 @@ class Checkpoints:
         self, path: Path, state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer | None
     ) -> None:
         """Raise EmitError unless the checkpoint is whole and fits; adds what the optimizer is loaded into."""
-        stored = _read(path)
+        stored = read(path) if self._group is None else read(path, self._group.rank(), self._group.size())
         if optimizer is not None:
             own = {k.removeprefix("optimizer."): v for k, v in stored.items() if k.startswith("optimizer.")}
             state["optimizer"] = optimizer_places(model, optimizer, own)
@@ -195,18 +195,3 @@ class Checkpoints:
         wrong = mismatches({f"model.{n}": t for n, t in state["model"].items()}, stored)
         if wrong:
             raise EmitError(f"{path} is no checkpoint of this model: {'; '.join(wrong[:8])}.")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """What the checkpoint at `path` holds, by name. Raises EmitError where something of it is missing."""
-    try:
-        metadata = FileSystemReader(path).read_metadata()
-        ends: dict[str, int] = {}
-        for place in (metadata.storage_data or {}).values():
-            ends[place.relative_path] = max(ends.get(place.relative_path, 0), place.offset + place.length)
-        short = [n for n, end in ends.items() if not (path / n).is_file() or (path / n).stat().st_size < end]
-    except Exception as error:  # a damaged pickle may raise anything
-        raise EmitError(f"{path}: can't be read as a checkpoint ({error}). Load another, with step=.") from error
-    if short:
-        raise EmitError(f"{path} is damaged: {', '.join(short[:8])} missing or cut off. Load another, with step=.")
-    return dict(metadata.state_dict_metadata)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,8 +29,8 @@ from autopar.emit.rows import Rows
 from autopar.emit.source.read import stage_source
 from autopar.emit.stage import Builder
 from autopar.errors import EmitError, PlanError
-from autopar.graph import OpGraph
-from autopar.plan import PlanRecord
+from autopar.graph import DTYPE_BYTES, OpGraph
+from autopar.plan import PlanRecord, installed_torch
 
 Agree = Callable[[Tensor], Tensor] | None  # what makes a value the same on all ranks
 
@@ -42,24 +43,28 @@ def emit(
     device: torch.device | str,
     loss: str = "global",
     source: Path | None = None,
+    alarm: Alarm | None = None,
 ) -> ParallelModule:
     """Build the module that runs `record` on this rank: collective over the job.
 
     `graph` is the trace of `module`, whose values (or, on meta, initialisers) the parameters get; the module itself is
     left as it is. `loss`: `global` weights microbatches by what they count in the loss, `mean_of_means`
     equally, and so replicas.
-    `source`: a folder of files written by `write_source`, which are run.
+    `source`: a folder of files written by `write_source`, which are run. On the device `meta` nothing has values.
+    `alarm`: what guards the call already.
     Raises PlanError where plan, graph and job don't belong together, EmitError on what can't be run.
     """
+    if alarm is None:
+        alarm = Alarm.of_job()
+        with alarm.call("emission"):
+            return emit(record, graph, module, device=device, loss=loss, source=source, alarm=alarm)
     check(record, graph, loss, source)
     device = torch.device(device)
-    alarm = Alarm.of_job()
-    with alarm.call("emission"):
-        together = dist.is_initialized() and dist.get_world_size() > 1
-        if together:
-            _require_one_plan(record)
-        agree = materialize.from_rank_0(module, device) if together else None
-        return _build(record, graph, module, device, loss, agree, alarm, source)
+    together = dist.is_initialized() and dist.get_world_size() > 1
+    if together:
+        _require_one_plan(record)
+    agree = materialize.from_rank_0(module, device) if together and device.type != "meta" else None
+    return _build(record, graph, module, device, loss, agree, alarm, source)
 
 
 def emit_alone(record: PlanRecord, graph: OpGraph, module: nn.Module, *, device: torch.device | str) -> ParallelModule:
@@ -70,7 +75,11 @@ def emit_alone(record: PlanRecord, graph: OpGraph, module: nn.Module, *, device:
 
 
 def _require_one_plan(record: PlanRecord) -> None:
-    """Raise PlanError on every rank unless all have the same plan: with others they would wait for each other."""
+    """Raise PlanError on every rank unless all have the same plan and torch: they would wait for each other."""
+    versions: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(versions, torch.__version__)
+    if len(set(versions)) > 1:
+        raise PlanError(f"the ranks of this job have different versions of torch ({', '.join(versions)}); install one.")
     request = record.request
     chosen = [
         *map(asdict, record.stages),
@@ -112,9 +121,10 @@ def _build(
     for builder in builders:
         if builder.groups.coordinate is not None:
             runtimes.append(builder.runtime(module, {n: p for r in runtimes for n, p in r.publics.items()}))
-    held = {n for runtime in runtimes for n in (*runtime.publics, *runtime.buffers)}
-    wholes = materialize.values(module, device, record.request.seed, lambda n: graph.aliases.get(n, n) in held, agree)
-    fill(runtimes, wholes, graph.aliases)
+    if device.type != "meta":
+        held = {n for runtime in runtimes for n in (*runtime.publics, *runtime.buffers)}
+        wanted = lambda n: graph.aliases.get(n, n) in held  # noqa: E731
+        fill(runtimes, materialize.values(module, device, record.request.seed, wanted, agree), graph.aliases)
     if runtimes:
         pm.install(tuple(runtimes), module)
         if pipeline is not None:
@@ -154,7 +164,8 @@ def check(record: PlanRecord, graph: OpGraph, loss: str, source: Path | None = N
     check_graph(record, graph)
     if source is not None and loss != "global":
         raise EmitError(f"loss={loss!r}: sources are written for the global loss; leave one of the two out.")
-    _check_pipeline(record, graph)
+    _check_stages(record, graph)
+    _check_numbers(record)
     if graph.loss is None:
         raise EmitError("the model returns no loss, so there is nothing to train on. Plan it with `loss_fn=...`.")
     if record.num_microbatches > 1 and loss == "global" and not graph.separable:
@@ -172,17 +183,35 @@ def check(record: PlanRecord, graph: OpGraph, loss: str, source: Path | None = N
 
 
 def check_graph(record: PlanRecord, graph: OpGraph) -> None:
-    """Raise PlanError unless the plan was made for this graph."""
+    """Raise PlanError unless the plan was made for this graph; warn where that was with another version of torch."""
+    then, now = record.fingerprint.torch, installed_torch()
+    versions = f"the plan was made with torch {then}, this is torch {now}" if then not in ("", now) else ""
     if record.fingerprint.graph != graph.digest:
+        why = f"{versions}, which may trace it otherwise; else " if versions else ""
         raise PlanError(
             f"the plan was made for a model with graph hash {record.fingerprint.graph}, this one has {graph.digest}: "
-            f"layers, shapes or example inputs differ. Make a plan for this model."
+            f"{why}layers, shapes or example inputs differ. Make a plan for this model."
+        )
+    if versions:
+        warnings.warn(f"{versions}: the model is traced alike, but its operators may take other times.", stacklevel=2)
+
+
+def _check_numbers(record: PlanRecord) -> None:
+    """Raise PlanError where the plan's batch isn't that of its microbatches, or its dtypes are none."""
+    batch, count, each = record.request.global_batch, record.num_microbatches, record.global_microbatch
+    unknown = sorted({*asdict(record.request.policy).values()} - {*DTYPE_BYTES})
+    if count < 1 or count * each != batch or unknown:
+        dtypes = f", dtypes {', '.join(map(repr, unknown))} that there aren't" if unknown else ""
+        raise PlanError(
+            f"the plan has {count} microbatches of {each} samples for a global batch of {batch}{dtypes}. "
+            f"Make the plan anew."
         )
 
 
-def _check_pipeline(record: PlanRecord, graph: OpGraph) -> None:
+def _check_stages(record: PlanRecord, graph: OpGraph) -> None:
     """Raise EmitError where the plan's schedule can't be run, PlanError where its stages don't fit the model."""
     if len(record.stages) == 1:
+        check_stages(graph, record.stages, 1, "1f1b")
         return
     strategies = [strategy for stage in record.stages for strategy in stage.strategies]
     zero, recompute = {s.zero for s in strategies}, {s.recompute for s in strategies}

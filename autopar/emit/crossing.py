@@ -149,7 +149,7 @@ def check_stages(graph: OpGraph, stages: tuple[StagePlan, ...], groups: int, sch
         wrong.append(f"groups of devices {teams} are not disjoint and equally large")
     if any(stage.devices != teams[group_of(schedule, i, groups)] for i, stage in enumerate(stages)):
         wrong.append(f"stages stand on {[s.devices for s in stages]}, not on {groups} groups as {schedule} has them")
-    if any(prod(mesh_sizes(stage)) != len(stage.devices) for stage in stages):
+    if not all(teams) or any(prod(mesh_sizes(stage)) != len(stage.devices) for stage in stages):
         wrong.append(f"meshes of {[mesh_sizes(s) for s in stages]} don't hold the devices")
     if wrong:
-        raise PlanError(f"the plan's pipeline can't be run: {'; '.join(wrong)}. Make the plan anew.")
+        raise PlanError(f"the plan's stages can't be run: {'; '.join(wrong)}. Make the plan anew.")

@@ -123,10 +123,11 @@ class StageGroups:
         return StageGroups(refined(stage), self.device)
 
     def line(self, axes: Axes) -> DeviceMesh:
-        """A mesh of one dim: this rank's group over `axes`."""
+        """A mesh of one dim, for FSDP: this rank's group over `axes`."""
         key = (axes, ())
         if key not in self._meshes:
-            self._meshes[key] = DeviceMesh.from_group(self.group(axes), self.device.type)  # type: ignore[arg-type]
+            kind = "cpu" if self.device.type == "meta" else self.device.type
+            self._meshes[key] = DeviceMesh.from_group(self.group(axes), kind)  # type: ignore[arg-type]
         return self._meshes[key]
 
 

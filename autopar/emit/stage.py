@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -217,8 +218,8 @@ Held: TypeAlias = "dict[str, tuple[ParameterHolder, str]]"
 
 def shared_parameters(placements: list[Placement]) -> set[str]:
     """Parameters that more than one layer reads."""
-    layers = [set(p.layer.params) for p in placements]
-    return {n for i, names in enumerate(layers) for n in names if any(n in other for other in layers[i + 1 :])}
+    readers = Counter(name for p in placements for name in set(p.layer.params))
+    return {name for name, count in readers.items() if count > 1}
 
 
 def plan_storages(graph: OpGraph, placements: list[Placement], record: PlanRecord, axes: int) -> dict[str, Storage]:
@@ -228,7 +229,8 @@ def plan_storages(graph: OpGraph, placements: list[Placement], record: PlanRecor
     """
     uses = parameter_uses(graph, ((p.layer, p.strategy, p.data_axes, p.program.layouts) for p in placements))
     found = {n: plan_storage(n, spec, uses[n], record.request.policy, axes) for n, spec in graph.params.items()}
-    shared = [s for n, s in found.items() if n in shared_parameters(placements) and s.keeper is Keeper.FSDP]
+    several = shared_parameters(placements)
+    shared = [s for n, s in found.items() if n in several and s.keeper is Keeper.FSDP]
     for storage in shared:
         if storage.chunk_axes != shared[0].chunk_axes:
             found[storage.name] = replace(storage, zero=1)

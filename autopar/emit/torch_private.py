@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.autograd import Variable
+from torch.distributed.constants import default_pg_timeout
 from torch.distributed.pipelining._backward import stage_backward
 from torch.distributed.pipelining.schedules import RESHARD, UNSHARD
 from torch.distributed.tensor import DTensor
@@ -27,7 +28,8 @@ def job_timeout() -> timedelta:
     if world is None:
         raise RuntimeError("there is no default process group")
     kind = torch.device("cuda" if "nccl" in str(dist.get_backend()) else "cpu")
-    timeout: timedelta = world._get_backend(kind).options._timeout
+    options = world._get_backend(kind).options  # backends that send nothing have none
+    timeout: timedelta = options._timeout if options else default_pg_timeout
     return timeout
 
 

@@ -28,7 +28,7 @@ from autopar.formulate.scenario import SolvedScenario
 from autopar.formulate.sizes import NO_SLOWER, PER_DEVICE, Searched, Sizes, searched
 from autopar.formulate.space import Space
 from autopar.graph import OpGraph
-from autopar.plan import Fingerprint, PlanRecord, Request
+from autopar.plan import Fingerprint, PlanRecord, Request, installed_torch
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Planner:
     def _assembled(self, solved: Solved, bound_s: float | None, began: float) -> PlanRecord:
         return assemble(
             solved, self.graph, self.cluster, self.request,
-            Fingerprint(self.graph.digest, self.pricer.identity(), self.cluster.device.name),
+            Fingerprint(self.graph.digest, self.pricer.identity(), self.cluster.device.name, installed_torch()),
             assumptions=self._assumptions(solved.setting), lower_bound_s=bound_s,
             trace_s=self.trace_s, search_s=time.process_time() - began,
         )  # fmt: skip

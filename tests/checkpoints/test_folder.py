@@ -92,7 +92,7 @@ def test_a_killed_save_harms_no_other(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_what_does_not_fit_is_refused_whole(tmp_path: Path) -> None:
-    """A file cut off, another model and another optimizer are told apart, and no value is changed."""
+    """A file changed or cut off, another model and another optimizer are told apart, and no value is changed."""
     model, optimizer = alone()
     model(torch.ones(3)).sum().backward()
     optimizer.step()
@@ -108,9 +108,14 @@ def test_what_does_not_fit_is_refused_whole(tmp_path: Path) -> None:
     with pytest.raises(EmitError, match="parameter of shape"):
         checkpoints.load(model, OPTIMIZERS["adamw"](nn.Linear(3, 2).parameters()))
     (data,) = (tmp_path / "step-1").glob("*.distcp")
-    data.write_bytes(data.read_bytes()[:-10])
     other, its = alone()
-    before = {n: t.clone() for n, t in other.state_dict().items()}
+    before, good = {n: t.clone() for n, t in other.state_dict().items()}, data.read_bytes()
+    weight = model.state_dict()["weight"].numpy().tobytes()
+    assert good.count(weight) == 1
+    data.write_bytes(good.replace(weight, weight[:-1] + bytes([weight[-1] ^ 1])))
+    with pytest.raises(EmitError, match=f"{data.name} has changed"):
+        checkpoints.load(other, its)
+    data.write_bytes(good[:-10])
     with pytest.raises(EmitError, match="cut off"):
         checkpoints.load(other, its)
     (tmp_path / "step-1" / ".metadata").write_bytes(b"no pickle")

@@ -26,6 +26,7 @@ from autopar.trace.models.spec import load_model
 from autopar.verify import verify
 from tests.emit.handmade import data_parallel, mesh_of, record_of
 from tests.integration.models import Mlp, example, traced
+from tests.integration.staged import one_stage
 from tests.pool import Pool, RankError
 
 BATCH = 16
@@ -328,3 +329,15 @@ def test_bf16_keeps_master_weights_and_gradients_in_float32(pool: Pool, zeros: t
     apart, dtypes = pool.run(4, mixed_precision, traced("mlp", "bfloat16"), zeros)[0]
     assert apart < 0.05
     assert dtypes == {"torch.float32"}
+
+
+def made_on_meta(record: PlanRecord, graph: OpGraph) -> dict[str, tuple[str, tuple[int, ...]]]:
+    pm = emit(record, graph, example("gpt")[0], device="meta")
+    return {n: (p.device.type, tuple(p.shape)) for n, p in pm.named_parameters()}
+
+
+def test_modules_on_meta(pool: Pool) -> None:
+    """On meta a module has all parameters, whole and without values, also those that FSDP keeps."""
+    graph, wanted = traced("gpt"), {n: ("meta", tuple(p.shape)) for n, p in example("gpt")[0].named_parameters()}
+    for text in ("dp=2,zero=3", "tp=2"):
+        assert pool.run(2, made_on_meta, one_stage(graph, text, 2, 16), graph) == [wanted] * 2

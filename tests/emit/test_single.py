@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from autopar.emit.layers import LayerModule
 from autopar.emit.module import ParallelModule
 from autopar.emit.peak import Change, highest_bytes, measured_peak_tensor_bytes
 from autopar.errors import EmitError, PlanError
-from autopar.plan import PlanRecord
+from autopar.plan import PlanRecord, StagePlan, installed_torch
 from autopar.trace.capture import trace
 from tests.emit.handmade import data_parallel, record_of
 from tests.integration.models import example, traced
@@ -113,6 +114,41 @@ def test_plan_of_another_model_is_refused() -> None:
         emit(replace(record(), request=wide), graph, model, device="cpu")
     with pytest.raises(EmitError, match="mean_of_means"):
         emit(record(), graph, model, device="cpu", loss="sum")
+
+
+def test_plan_of_another_torch_is_told() -> None:
+    """Where the graphs are equal there is a warning with both versions; where they differ this is a likely reason."""
+    graph, model = traced("mlp"), example("mlp")[0]
+    old = replace(record(), fingerprint=replace(record().fingerprint, torch="1.9"))
+    with pytest.warns(UserWarning, match=f"torch 1.9, this is torch {installed_torch()}"):
+        emit(old, graph, model, device="cpu")
+    other = replace(old, fingerprint=replace(old.fingerprint, graph="0"))
+    with pytest.raises(PlanError, match=r"graph hash 0, .* torch 1\.9, .*may trace it otherwise"):
+        emit(other, graph, model, device="cpu")
+
+
+def _cut(stage: StagePlan) -> StagePlan:
+    return replace(stage, assignment=stage.assignment[:-1])
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda r: replace(r, stages=(_cut(r.stages[0]),)), "end before"),
+        (lambda r: replace(r, stages=(replace(r.stages[0], first_layer=9),)), "start at layers"),
+        (lambda r: replace(r, stages=(replace(r.stages[0], devices=()),)), "don't hold the devices"),
+        (lambda r: replace(r, num_microbatches=3), "3 microbatches of 4 samples for a global batch of 8"),
+        (
+            lambda r: replace(r, request=replace(r.request, policy=replace(r.request.policy, states="float7"))),
+            "dtypes 'float7'",
+        ),
+    ],
+    ids=["layers", "first layer", "devices", "microbatches", "dtype"],
+)
+def test_plans_that_contradict_themselves_are_refused(damage: Callable[[PlanRecord], PlanRecord], words: str) -> None:
+    """Stages that leave out layers or have no devices, and impossible batches and dtypes."""
+    with pytest.raises(PlanError, match=words):
+        emit(damage(record()), traced("mlp"), example("mlp")[0], device="cpu")
 
 
 def test_mean_of_means_weighs_microbatches_equally() -> None:

@@ -99,7 +99,7 @@ def test_refusals(tmp_path: Path) -> None:
         emit(record, graph, model, device="cpu", source=tmp_path)
     plan.emit_source(tmp_path, model, inputs)
     with pytest.raises(EmitError, match="another plan"):
-        emit(replace(record, global_microbatch=8), graph, model, device="cpu", source=tmp_path)
+        emit(replace(record, num_microbatches=2, global_microbatch=8), graph, model, device="cpu", source=tmp_path)
     pm = emit(record, graph, model, device="cpu", source=tmp_path)
     with pytest.raises(EmitError, match="microbatches of 4 samples, this one has 2"):
         pm.train_step(x=torch.zeros(8, 16), labels=torch.zeros(8, dtype=torch.long))
