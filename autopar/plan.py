@@ -43,7 +43,8 @@ class LayerStrategy:
     result) is put in once, before its consumers read it; values not named stay as produced; for a parameter or buffer,
     the layout it is stored in. `zero`: 0 replicated over the data axes, 1 optimizer state sharded, 2 and gradients,
     3 and parameters. `recompute`: `none`, `full`, or `selective` for the cores of attention alone
-    (shard/regions.py).
+    (shard/regions.py). `offload`: what is kept in the host's memory: `none`, `activations` (what is saved for the
+    backward pass) or `optimizer` (parameters as they are stored, and optimizer states).
     """
 
     entry: Layout
@@ -52,6 +53,7 @@ class LayerStrategy:
     relays: dict[str, Layout] = field(hash=False)
     zero: int = 0
     recompute: str = "none"
+    offload: str = "none"
 
     def data_axes(self, batch_dim: int | None) -> tuple[int, ...]:
         """Axes over which ZeRO shards: those that split the batch dim of the main value at the layer's entry."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field, field_validator
 
 from autopar.architecture import ARCHITECTURES
-from autopar.cluster.records import Device, Link
+from autopar.cluster.records import HOST_BYTES_PER_S, Device, Link
 from autopar.settings import Settings
 
 GIB = 1 << 30
@@ -43,6 +43,7 @@ class DeviceFile(Settings):
     usable_gib: Positive
     reserve_gib: Positive
     memory_gb_per_s: Positive
+    host_gb_per_s: Positive | None = None
     launch_us: Positive
     architecture: str = ""
     units: Annotated[int, Field(ge=0)] = 0
@@ -82,6 +83,7 @@ class DeviceFile(Settings):
             memory_bytes_per_s=self.memory_gb_per_s * 1e9,
             efficiency=dict(self.efficiency),
             launch_s=self.launch_us * 1e-6,
+            host_bytes_per_s=self.host_gb_per_s * 1e9 if self.host_gb_per_s else HOST_BYTES_PER_S,
             overlap=self.overlap,
             aliases=self.aliases,
             power_w=self.power_w,

@@ -8,6 +8,9 @@ from functools import cached_property, reduce
 from itertools import combinations, permutations
 from math import gcd
 
+HOST_BYTES_PER_S = 2.5e10
+"""What PCIe 4.0 x16 reaches, where a device's file says nothing of its link to the host."""
+
 
 @dataclass(frozen=True)
 class Device:
@@ -18,7 +21,7 @@ class Device:
     communication buffers. `overlap` is the share of communication that compute can hide at best. `sources` says where
     each figure is from. `units` are multiprocessors or cores (0: not known), `architecture` is a generation that
     `architecture.py` knows, or empty; `fits` names the device whose fitted constants are this one's. Its
-    kernels take 1 / `speed` of the usual time.
+    kernels take 1 / `speed` of the usual time. `host_bytes_per_s`: between its memory and the host's, one way.
     """
 
     name: str
@@ -39,6 +42,7 @@ class Device:
     units: int = 0
     fits: str = ""
     speed: float = 1.0
+    host_bytes_per_s: float = HOST_BYTES_PER_S
 
     def limit_bytes(self, asked_bytes: int | None) -> int:
         """Bytes of tensors it may hold: those asked for as far as there are so many, else what can be used less the

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from math import prod
+from typing import ClassVar
 
 from autopar.cost.work import is_pointwise, passes_gradient
 from autopar.graph import DTYPE_BYTES, LayerClass, local_shape
@@ -27,7 +28,8 @@ class Activations:
 
     `growing`: in the backward pass if the gradients of parameters are made anew in it and pile up until its end.
     `put_off`: what gradients of weights are made from, where that is put off: operands and gradients of products.
-    `parting`: in the backward pass if what is put off stays, and nothing is made of it.
+    `parting`: in the backward pass if what is put off stays, and nothing is made of it. `to_host`: of each storage that
+    goes to the host in the forward pass, and comes back in the backward.
     """
 
     saved: int
@@ -36,6 +38,7 @@ class Activations:
     growing: int
     put_off: int = 0
     parting: int = 0
+    to_host: tuple[int, ...] = ()
 
 
 def activations(
@@ -45,20 +48,21 @@ def activations(
     unread: frozenset[int] = frozenset(),
     promised: frozenset[int] = frozenset(),
     accumulates: bool = False,
+    offloaded: bool = False,
 ) -> Activations:
     """Activations of `program` at a global microbatch of `batch` samples.
 
     `held` names inputs that an earlier layer keeps: they cost nothing here. `promised` are positions, among inputs and
     then outputs, of what later layers take to be kept by this one: it counts here, however the layer is run. `unread`
     are positions of outputs for which no gradient comes back. With `accumulates`, a parameter's new gradient exists
-    beside the sum it is added to.
+    beside the sum it is added to. `offloaded`: what is saved is kept in the host's memory, by all layers.
     """
-    walk = _Walk(program, batch, held, unread, accumulates)
+    walk = (_Offloaded if offloaded else _Walk)(program, batch, held, unread, accumulates)
     ends = [walk.storage[name] for name in (*program.inputs, *program.outputs)]
-    saved = walk.bytes_of(walk.saved | {ends[i] for i in promised}) + sum(walk.extra_saved)
+    saved = walk.bytes_of(walk.saved | {ends[i] for i in promised if walk.stays(ends[i])}) + sum(walk.extra_saved)
     *backward, put_off = walk.backward_peaks()
     forward, back, growing, parting = (max(0, peak - saved) for peak in (walk.forward_peak(), *backward))
-    return Activations(saved, forward, back, growing, put_off, parting)
+    return Activations(saved, forward, back, growing, put_off, parting, walk.to_host)
 
 
 @lru_cache(maxsize=256)
@@ -92,7 +96,8 @@ class _Walk:
         for name in (*self.program.params, *self.program.buffers):
             self.storage[name], self.size[name] = name, 0  # counted as parameters
         for name in self.program.inputs:
-            self.storage[name], self.size[name] = name, 0 if name in self.held else self.local_bytes(name)
+            free = name in self.held and self.stays(name)
+            self.storage[name], self.size[name] = name, 0 if free else self.local_bytes(name)
         for step in self.program.steps:
             for name, source in _results(step):
                 self.storage[name] = self.storage[source] if source else name
@@ -153,6 +158,20 @@ class _Walk:
         """Bytes born inside each step and kept for the backward."""
         return [0 if i in self.region_of else size for i, size in enumerate(self.extra)]
 
+    to_host: ClassVar[tuple[int, ...]] = ()
+
+    def stays(self, storage: str) -> bool:  # noqa: ARG002 - all do
+        """Whether a storage is kept on the device where it is saved."""
+        return True
+
+    def needed_at(self, position: int) -> set[str]:
+        """Saved storages that are on the device while the step at `position` runs backward."""
+        return {s for s, first in self.needed_from.items() if first <= position}
+
+    def inner_at(self, position: int) -> int:
+        """Saved bytes born inside steps that are there then."""
+        return sum(self.extra_saved[: position + 1])
+
     # --- forward --------------------------------------------------------------------------------------------------
 
     def forward_peak(self) -> int:
@@ -197,8 +216,7 @@ class _Walk:
             arriving = [gradients.pop(name) for name, _ in _results(step) if name in gradients]
             if not arriving:
                 continue
-            needed = {s for s, first in self.needed_from.items() if first <= i}
-            inner = sum(self.extra_saved[: i + 1])
+            needed, inner = self.needed_at(i), self.inner_at(i)
             region = self.region_of.get(i)
             if region is not None and region not in rerun:
                 rerun.add(region)
@@ -290,6 +308,48 @@ class _Walk:
         if ".cross_entropy_loss" in step.op.target:
             buffer += self.local_bytes(step.operands[0])  # gradient of the log-softmax
         return buffer
+
+
+class _Offloaded(_Walk):
+    """Saved storages leave the device when the last forward step has read them.
+
+    In the backward pass each is there from the first step that asks for it to the last. Integers stay where they are.
+    Nothing runs again.
+    """
+
+    def stays(self, storage: str) -> bool:
+        """Whether it is of integers."""
+        return "int" in self.program.values[storage].dtype
+
+    @property
+    def saved(self) -> set[str]:
+        """Storages that stay."""
+        return {s for s in self.needed_from if self.stays(s)}
+
+    @cached_property
+    def extra_saved(self) -> list[int]:
+        """Nothing born inside steps stays."""
+        return [0] * len(self.extra)
+
+    @cached_property
+    def last_needed(self) -> dict[str, int]:
+        """The last step that needs each storage, the first to do so in the backward pass."""
+        return {s: i for i, storages in enumerate(self.kept) for s in storages}
+
+    def needed_at(self, position: int) -> set[str]:
+        """Those that stay, and those that have come back and are still to be read."""
+        needed = super().needed_at(position)
+        return {s for s in needed if self.stays(s) or position <= self.last_needed[s]}
+
+    def inner_at(self, position: int) -> int:
+        """What the step itself reads."""
+        return self.extra[position]
+
+    @property
+    def to_host(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Bytes of each storage that doesn't stay."""
+        found = [self.size[s] for s in self.needed_from if not self.stays(s)] + self.extra
+        return tuple(size for size in found if size)
 
 
 def _results(step: Step) -> list[tuple[str, str | None]]:

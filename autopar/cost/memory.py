@@ -53,15 +53,18 @@ def layer_memory(
     walked: Activations,
     *,
     staged: bool = False,
+    hosted: bool = False,
     model_share: float = 1.0,
     next_elements: int | None = None,
 ) -> LayerMemory:
     """Memory of a lowered layer at a global microbatch of `batch` samples, in a pipeline if `staged`.
 
+    `hosted`: parameters as they are stored, and what belongs to them, are in the host's memory.
+
     `walked`: the program's activations. `model_share`: how many times the layer's parameters those of the model, or of
     a stage, are; `next_elements`: of those of the layer before, whose backward is next; None for as many.
     """
-    states = [parameter_bytes(p, policy, optimizer, staged) for p in parameters]
+    states = [parameter_bytes(p, policy, optimizer, staged, hosted) for p in parameters]
     gathers = _gathers(parameters, policy, staged, next_elements)
     saved = walked.saved + round(sum(s.gathered for s in states))
     buffers = sum(_buffer_bytes(program, name, batch) for name in program.buffers)
@@ -76,7 +79,7 @@ def layer_memory(
         saved=saved,
         transient=max(passing, backward + gathers.backward),
         step=max(_bucket_bytes(parameters, policy, model_share), gathers.scattered if staged else 0),
-        update=_update_bytes(parameters, policy, optimizer),
+        update=0 if hosted else _update_bytes(parameters, policy, optimizer),
         reduced=round(sum(s.reduced for s in states)),
         put_off=walked.put_off,
         parting=max(passing, walked.parting + gathers.backward, walked.put_off - saved),

@@ -116,6 +116,21 @@ def _optimizer_step(key: OpKey, operands: list[Operand]) -> tuple[Pass, Pass]:
     return Pass(passes * operand_bytes(operands[0]), launches=1), NOTHING
 
 
+def _to_host(_: OpKey, operands: list[Operand]) -> tuple[Pass, Pass]:
+    """Copied to the host, and back."""
+    one_way = Pass(launches=1, host_bytes=1.0 * operand_bytes(operands[0]))
+    return one_way, one_way
+
+
+def _host_step(key: OpKey, operands: list[Operand]) -> tuple[Pass, Pass]:
+    """An optimizer step on the host, whose memory a device's share of is taken to be as quick as its link."""
+    return Pass(host_bytes=HOST_PASSES[key.target.split(".")[2]] * operand_bytes(operands[0])), NOTHING
+
+
+HOST_PASSES = {"adamw": 7.0, "adam": 7.0, "sgd": 3.0}
+"""Tensors read or written by a fused optimizer step: parameter and moments both ways, the gradient once."""
+
+
 VIEWS = frozenset({
     "view", "reshape", "_unsafe_view", "unflatten", "flatten", "transpose", "permute", "t", "unsqueeze", "squeeze",
     "expand", "detach", "alias", "slice", "select", "split", "split_with_sizes", "chunk", "unbind", "narrow", "view_as",
@@ -127,6 +142,8 @@ _REDUCTIONS = ("sum", "mean", "amax", "amin", "max", "min", "var", "std", "prod"
 
 MOVED: dict[str, Formula] = {
     **dict.fromkeys(OPTIMIZER_PASSES, _optimizer_step),
+    "offload": _to_host,
+    "host_step": _host_step,
     **dict.fromkeys(VIEWS, plain_view),
     **dict.fromkeys(("slice", "select", "narrow"), _part),
     **dict.fromkeys(("split", "split_with_sizes", "chunk", "unbind"), _split),

@@ -48,13 +48,15 @@ class Attention(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """Work of one direction: bytes moved, matrix products, kernels started, attention, and rows that are reduced."""
+    """Work of one direction: bytes moved, matrix products, kernels started, attention, and rows that are reduced;
+    `host_bytes` between the device's memory and the host's, or in the host's."""
 
     bytes: float = 0.0
     gemms: tuple[Gemm, ...] = ()
     launches: int = 0
     attention: tuple[Attention, ...] = ()
     rows: int = 0
+    host_bytes: float = 0.0
 
     @property
     def flops(self) -> float:

@@ -99,6 +99,7 @@ class _Passes:
         self.rows: dict[tuple[str, str, str], list[Row]] = defaultdict(list)  # by family, dtype, variant
         self.owners: dict[tuple[str, str, str], list[int]] = defaultdict(list)
         self.launches: list[int] = []  # of kernels that no row stands for
+        self.host_bytes: list[float] = []
 
     def add(self, one: Pass, dtype: str, kind: str) -> None:
         kernels = kernels_of(one, kind)
@@ -106,11 +107,13 @@ class _Passes:
             self.rows[family, dtype, variant].append(row)
             self.owners[family, dtype, variant].append(self.count)
         self.launches.append(max(0, one.launches - len(kernels)))
+        self.host_bytes.append(one.host_bytes)
         self.count += 1
 
     def seconds(self, model: DeviceModel) -> Seconds:
         """Seconds of each pass, shape (passes,)."""
         total = np.array(self.launches, dtype=np.float64) * model.device.launch_s
+        total += np.array(self.host_bytes, dtype=np.float64) / model.device.host_bytes_per_s
         for (family, dtype, variant), rows in self.rows.items():
             if family != "elementwise":
                 require_rate(model.device, dtype)

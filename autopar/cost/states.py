@@ -74,12 +74,20 @@ def held_parameters(program: Program, data_axes: Axes, zero: int, uses: Uses = U
     return found
 
 
-def parameter_bytes(parameter: HeldParameter, policy: DtypePolicy, optimizer: str, staged: bool = False) -> StateBytes:
-    """Bytes of one parameter, as far as they count in its layer."""
+def parameter_bytes(
+    parameter: HeldParameter, policy: DtypePolicy, optimizer: str, staged: bool = False, hosted: bool = False
+) -> StateBytes:
+    """Bytes of one parameter, as far as they count in its layer.
+
+    Of one that is stored on the host (`hosted`) the device has what layers compute with, and gradients until these are
+    reduced.
+    """
     whole = prod(parameter.shape)
     found = state_bytes(
         whole, prod(parameter.stored), parameter.storage, parameter.trained, parameter.dtype, policy, optimizer, staged
     )
+    if hosted:
+        found = StateBytes(whole * DTYPE_BYTES[parameter.dtype], found.gradients, 0, 0)
     if parameter.shared and parameter.storage.keeper is Keeper.FSDP:
         # FSDP2's root holds it: gathered while the stage runs, its gradient whole until the backward pass has ended.
         copy = whole * DTYPE_BYTES[parameter.dtype]

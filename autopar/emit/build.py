@@ -166,6 +166,7 @@ def check(record: PlanRecord, graph: OpGraph, loss: str, source: Path | None = N
         raise EmitError(f"loss={loss!r}: sources are written for the global loss; leave one of the two out.")
     _check_stages(record, graph)
     _check_numbers(record)
+    _check_offload(record)
     if graph.loss is None:
         raise EmitError("the model returns no loss, so there is nothing to train on. Plan it with `loss_fn=...`.")
     if record.num_microbatches > 1 and loss == "global" and not graph.separable:
@@ -206,6 +207,15 @@ def _check_numbers(record: PlanRecord) -> None:
             f"the plan has {count} microbatches of {each} samples for a global batch of {batch}{dtypes}. "
             f"Make the plan anew."
         )
+
+
+def _check_offload(record: PlanRecord) -> None:
+    """Raise EmitError where something is offloaded that can't be."""
+    for strategy in (strategy for stage in record.stages for strategy in stage.strategies):
+        if strategy.offload == "activations" and (len(record.stages) > 1 or strategy.recompute != "none"):
+            raise EmitError("the plan offloads activations in a pipeline, or such as run again. Make the plan anew.")
+        if strategy.offload == "optimizer" and strategy.zero > 1:
+            raise EmitError(f"the plan offloads states of ZeRO {strategy.zero}, which FSDP2 keeps. Make the plan anew.")
 
 
 def _check_stages(record: PlanRecord, graph: OpGraph) -> None:

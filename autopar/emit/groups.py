@@ -44,7 +44,7 @@ class StageGroups:
         self._check(stage)
         self._ranks = torch.tensor(stage.devices).reshape(self.sizes)
         self._groups: dict[Axes, dist.ProcessGroup | None] = {}
-        self._meshes: dict[tuple[Axes, ...], DeviceMesh] = {}
+        self._meshes: dict[object, DeviceMesh] = {}
         rank = dist.get_rank() if dist.is_initialized() else 0
         place = (self._ranks == rank).nonzero()
         self.coordinate: tuple[int, ...] | None = tuple(place[0].tolist()) if len(place) else None
@@ -104,19 +104,22 @@ class StageGroups:
         rows: list[list[int]] = self._ranks.permute(*rest, *axes).reshape(-1, self.ways(axes)).tolist()
         return rows
 
-    def mesh(self, dims: tuple[Axes, ...]) -> DeviceMesh:
-        """A mesh with one dim for each group of axes in `dims`; together they must be all axes of the stage."""
-        if dims not in self._meshes:
+    def mesh(self, dims: tuple[Axes, ...], kind: str) -> DeviceMesh:
+        """A mesh with one dim for each group of axes in `dims`; together they must be all axes of the stage.
+
+        `kind` of device that tensors on it are on.
+        """
+        key = (kind, dims)
+        if key not in self._meshes:
             groups = [self.group(axes) for axes in dims]
             order = [a for axes in dims for a in axes]
             ranks = self._ranks.permute(order).reshape([self.ways(axes) for axes in dims])
-            kind = self.device.type
             if len(dims) == 1:
-                self._meshes[dims] = DeviceMesh.from_group(groups[0], kind, mesh=ranks)  # type: ignore[arg-type]
+                self._meshes[key] = DeviceMesh.from_group(groups[0], kind, mesh=ranks)  # type: ignore[arg-type]
             else:
                 names = tuple("_".join(f"d{a}" for a in axes) for axes in dims)
-                self._meshes[dims] = DeviceMesh.from_group(groups, kind, mesh=ranks, mesh_dim_names=names)  # type: ignore[arg-type]
-        return self._meshes[dims]
+                self._meshes[key] = DeviceMesh.from_group(groups, kind, mesh=ranks, mesh_dim_names=names)  # type: ignore[arg-type]
+        return self._meshes[key]
 
     def over_primes(self, stage: StagePlan) -> StageGroups:
         """Groups over the prime factors of the axes of `stage`, this one's: those of two stages compare."""

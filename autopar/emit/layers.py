@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
+from autopar.emit.offload import offloading
 from autopar.emit.program import ProgramCode, is_told
 from autopar.emit.route import Route
 from autopar.emit.source.read import LayerSource, StageSource
@@ -34,11 +35,13 @@ class LayerModule(ParameterHolder):
     """One layer of the model, the `index`-th; `name` is what profilers show its forward pass as.
 
     `sources` gives the parameters and buffers in the order of the program, as local tensors. `updates` are buffers with
-    the places of their new values among the outputs; they are put in place in training, once a forward pass.
+    the places of their new values among the outputs; they are put in place in training, once a forward pass. With
+    `offloads` what is saved for the backward pass is kept in the host's memory.
     """
 
-    def __init__(self, index: int, name: str, code: ProgramCode | LayerSource) -> None:
+    def __init__(self, index: int, name: str, code: ProgramCode | LayerSource, offloads: bool = False) -> None:
         super().__init__()
+        self.offloads = offloads
         self.index, self.name = index, name
         self.code = code
         self.sources: list[Callable[[], Tensor]] = []
@@ -49,9 +52,10 @@ class LayerModule(ParameterHolder):
         code = self.code.at(batch, self.training)
         if draw is not None:
             draw = torch.cat([draw[:1] + self.index, draw[1:]])
-        operands = [draw, *(source() for source in self.sources), *inputs]
-        with record_function(self.name) if is_profiled() else nullcontext():
-            outputs = code(*operands)
+        held = [source() for source in self.sources]
+        named = record_function(self.name) if is_profiled() else nullcontext()
+        with named, offloading(held) if self.offloads else nullcontext():
+            outputs = code(draw, *held, *inputs)
         for buffer, place in self.updates if self.training else ():
             buffer.copy_(outputs[place])
         return outputs  # type: ignore[no-any-return]

@@ -200,8 +200,8 @@ class ParallelModule(nn.Module):
         norm = self._grad_norm(norm_type)
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         gradients = [local(p.grad) for p in self._owned() if p.grad is not None]
-        if gradients:
-            scale_all(gradients, scale)
+        for device in dict.fromkeys(g.device for g in gradients):
+            scale_all([g for g in gradients if g.device == device], scale.to(device))
         return norm
 
     def train(self, mode: bool = True) -> ParallelModule:
@@ -317,7 +317,7 @@ class ParallelModule(nn.Module):
             for name, gradient in _gradients(runtime).items():
                 found[name] = found[name].add_(gradient) if name in found else gradient
         if self._pipeline is not None:
-            self._pipeline.teams.sum_tied(found, self._publics())
+            self._pipeline.teams.sum_tied(found, self._publics(), self._device)
         publics = self._publics()
         if self._scale is not None and not self._scale.take([*found.values()], self._everyone, self._device):
             for parameter in publics.values():
@@ -345,7 +345,7 @@ class ParallelModule(nn.Module):
             found = {n: one for n, one in found.items() if self._pipeline.teams.counts(n)}
         if found:
             each = norms_of([local(gradient) for _, gradient in found.values()], norm_type)
-            norms = torch.stack([n.to(everywhere.dtype) for n in each])
+            norms = torch.stack([n.to(everywhere) for n in each])
             copies = [r.groups.ways(r.storages[n].whole_axes(r.groups)) for n, (r, _) in found.items()]
             shares = 1 / torch.tensor(copies, device=norms.device, dtype=norms.dtype)
             everywhere = norms.max() if infinite else (norms**norm_type * shares).sum()

@@ -23,13 +23,16 @@ class StageParameter:
     the two share memory.
     """
 
-    def __init__(self, storage: Storage, stored: Tensor, public: nn.Parameter, compute_shape: torch.Size) -> None:
+    def __init__(
+        self, storage: Storage, stored: Tensor, public: nn.Parameter, compute_shape: torch.Size, device: torch.device
+    ) -> None:
         self.storage = storage
         self.stored = stored
         self.public = public
-        self.shared = not storage.chunk_axes and storage.dtype == storage.compute_dtype
+        self.shared = not (storage.chunk_axes or storage.hosted) and storage.dtype == storage.compute_dtype
         self._gradient: Tensor | None = None
-        self.compute = stored.detach() if self.shared else stored.new_empty(compute_shape, dtype=storage.compute_dtype)
+        own = stored.new_empty(0 if self.shared else compute_shape, dtype=storage.compute_dtype, device=device)
+        self.compute = stored.detach() if self.shared else own
         self._want_gradient()
 
     def source(self) -> Tensor:
@@ -110,6 +113,7 @@ def _stored_part(storage: Storage, gradient: Tensor, groups: StageGroups) -> Ten
 
 def add_gradient(gradient: Tensor, public: nn.Parameter) -> None:
     """Add this rank's shard `gradient` to `public.grad`."""
+    gradient = gradient.to(local(public.detach()).device)
     if public.grad is None:
         public.grad = laid_out_as(public, gradient)
     else:

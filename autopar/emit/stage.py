@@ -127,13 +127,13 @@ class Builder:
     def _step_parameter(self, storage: Storage, held: nn.Parameter | None) -> StageParameter:
         stored = self._empty(storage) if held is None else local(held.detach())
         public = self._public(storage, stored) if held is None else held
-        return StageParameter(storage, stored, public, self._compute_shape(storage))
+        return StageParameter(storage, stored, public, self._compute_shape(storage), self.groups.device)
 
     def _empty(self, storage: Storage) -> Tensor:
         """Memory for what this rank stores of a parameter."""
         computed = torch.empty(self._compute_shape(storage), device="meta")
         shape = storage.stored_shard(computed, self.groups).shape
-        return torch.empty(shape, dtype=storage.dtype, device=self.groups.device)
+        return torch.empty(shape, dtype=storage.dtype, device=storage.home(self.groups.device))
 
     def _public(self, storage: Storage, stored: Tensor) -> nn.Parameter:
         return nn.Parameter(storage.as_dtensor(stored, self.groups), storage.trainable)
@@ -154,7 +154,8 @@ class Builder:
             program = placement.program
             code = codes.setdefault(id(program), ProgramCode(program, self.groups, submodule, late))
             written = None if self.source is None else self.source.layer(i, program)
-            modules.append(LayerModule(self.stage.first_layer + i, placement.layer.name, written or code))
+            offloads = placement.strategy.offload == "activations"
+            modules.append(LayerModule(self.stage.first_layer + i, placement.layer.name, written or code, offloads))
         stage = self._stage_module(modules, late)
         shared = shared_parameters(self.placements)
         held: Held = {}

@@ -15,12 +15,15 @@ from autopar.graph import PARTIAL, REPLICATE, Layer, Layout, OpGraph, TensorSpec
 from autopar.plan import DtypePolicy, LayerStrategy
 from autopar.shard.storage import ParameterStorage, parameter_storage
 
+HOST = torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class Storage(ParameterStorage):
     """Where one parameter lies.
 
     `shape` is global. Layers compute with its shard under `layout`. `dtype` is stored, `compute_dtype` computed with.
+    `hosted`: what is stored, and so gradients and optimizer states, is in the host's memory.
     """
 
     name: str
@@ -30,6 +33,7 @@ class Storage(ParameterStorage):
     gradient_dtype: torch.dtype
     layout: Layout
     trainable: bool
+    hosted: bool = False
 
     @property
     def split_axes(self) -> Axes:
@@ -39,6 +43,10 @@ class Storage(ParameterStorage):
     def compute_shard(self, whole: Tensor, groups: StageGroups) -> Tensor:
         """This rank's part of the global tensor `whole` that its layers compute with (a view)."""
         return shard(whole, self.layout, groups)
+
+    def home(self, device: torch.device) -> torch.device:
+        """Where what is stored lies, of layers on `device`."""
+        return HOST if self.hosted else device
 
     def stored_shard(self, computed: Tensor, groups: StageGroups) -> Tensor:
         """This rank's rows of the shard `computed` that layers compute with (a view)."""
@@ -64,7 +72,7 @@ class Storage(ParameterStorage):
         replicated = [Replicate()] * (len(dims) - len(placements))
         stride = torch.empty(self.shape, device="meta").stride()
         return DTensor.from_local(
-            stored, groups.mesh(dims), (*placements, *replicated),
+            stored, groups.mesh(dims, stored.device.type), (*placements, *replicated),
             run_check=False, shape=torch.Size(self.shape), stride=stride,
         )  # fmt: skip
 
@@ -113,6 +121,7 @@ def plan_storage(name: str, spec: TensorSpec, uses: list[Use], policy: DtypePoli
     return Storage(
         kept.chunk_axes, kept.sum_axes, kept.zero, name, spec.shape_at(1), _stored(compute, policy.parameters),
         compute, _stored(compute, policy.gradients), layout, spec.requires_grad,
+        any(use.strategy.offload == "optimizer" for use in uses),
     )  # fmt: skip
 
 

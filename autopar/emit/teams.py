@@ -36,8 +36,8 @@ class Teams:
         """Whether this rank's team is the one that counts parameter `name` in sums over the whole model."""
         return self.team == self._holders[name][0]
 
-    def sum_tied(self, gradients: dict[str, Tensor], publics: Mapping[str, nn.Parameter]) -> None:
-        """Sum the gradients (this rank's shards) of those parameters that several teams hold, in place.
+    def sum_tied(self, gradients: dict[str, Tensor], publics: Mapping[str, nn.Parameter], device: torch.device) -> None:
+        """Sum the gradients (this rank's shards, on `device`) of those parameters that several teams hold, in place.
 
         A team without a gradient of its own gets that of the others.
         """
@@ -47,7 +47,7 @@ class Teams:
             names = [n for n, i in self._holders.items() if i == ids and publics[n].requires_grad]
             for name in names:
                 if name not in gradients:
-                    gradients[name] = torch.zeros_like(local(publics[name].detach()))
+                    gradients[name] = torch.zeros_like(local(publics[name].detach()), device=device)
             buckets.all_reduce([gradients[n] for n in names], group)
 
 

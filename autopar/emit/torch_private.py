@@ -15,10 +15,11 @@ from torch.distributed.constants import default_pg_timeout
 from torch.distributed.pipelining._backward import stage_backward
 from torch.distributed.pipelining.schedules import RESHARD, UNSHARD
 from torch.distributed.tensor import DTensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 __all__ = [
-    "RESHARD", "UNSHARD", "PrefixStore", "Store", "at_end_of_backward", "backward_of_stage", "copy_all", "is_profiled",
-    "job_store", "job_timeout", "laid_out_as", "norms_of", "scale_all",
+    "RESHARD", "UNSHARD", "PrefixStore", "StorageWeakRef", "Store", "at_end_of_backward", "backward_of_stage",
+    "copy_all", "is_profiled", "job_store", "job_timeout", "laid_out_as", "norms_of", "scale_all",
 ]  # fmt: skip
 
 

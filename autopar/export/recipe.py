@@ -154,6 +154,8 @@ def _notes(record: PlanRecord, layers: list[_Block], blocks: list[_Block]) -> It
     ends = [x for x in layers if x not in blocks and x.degrees[:3] != common[:3]]
     for layer in ends:
         yield f"{layer.name}: the plan splits it as {layer.degrees}; there it is split as the framework does"
+    for kind in sorted({s.offload for stage in record.stages for s in stage.strategies} - {"none"}):
+        yield f"the plan keeps {kind} in the host's memory: ask for that there, too"
     used = len({d for stage in record.stages for d in stage.devices})
     yield f"start it on {used} devices; data, learning rate and the model's own dimensions are not part of a plan"
 

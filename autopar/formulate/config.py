@@ -144,6 +144,18 @@ class ManualConfig:
             if f.name in PIPELINE_KEYS and (value := getattr(self, f.name)) != f.default
         ]
 
+    def offload_mistakes(self) -> list[str]:
+        """What offloading can't be combined with."""
+        found = []
+        if self.offload == "activations" and self.pp > 1:
+            found.append(f"offload=activations with pp={self.pp}: give pp=1, or recompute=full in its place")
+        if self.offload == "activations" and (self.recompute != "none" or "recompute=" in self.layers):
+            found.append("offload=activations with recomputation: what runs again isn't kept; give recompute=none")
+        sharded = self.zero > 1 or any(f"zero={level}" in self.layers for level in (2, 3))
+        if self.offload == "optimizer" and sharded:
+            found.append("offload=optimizer with zero=2 or 3: FSDP2 keeps parameters on the device; give zero=1")
+        return found
+
     def _beyond(self, blocks: int) -> list[str]:
         """Blocks counted or named that the model doesn't have."""
         found = [

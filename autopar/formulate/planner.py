@@ -22,6 +22,8 @@ from autopar.formulate.kinds import kind_of
 from autopar.formulate.layers.tables import Setting
 from autopar.formulate.leanest import leanest, size_text, tightest_stage
 from autopar.formulate.record.assemble import Solved, assemble
+from autopar.formulate.record.offload import with_offload
+from autopar.formulate.record.recost import require_fit
 from autopar.formulate.record.straggler import with_straggler
 from autopar.formulate.record.whole import whole_ops
 from autopar.formulate.scenario import SolvedScenario
@@ -65,11 +67,18 @@ class Planner:
             if config is None:
                 tried = Sizes(self.space, self.limit_bytes, top, end_s).searched()
             else:
-                scenarios = (self.space.configured(config, self.limit_bytes),)
+                # what is offloaded counts once all is chosen
+                limit = self.limit_bytes if config.offload == "none" else None
+                scenarios = (self.space.configured(config, limit),)
                 tried = [Searched(self.request.devices, scenarios, searched(scenarios, top, end_s))]
-        records = [self._record(found, bound_s, began) for found, bound_s in self._best(tried, top)]
+        best = self._best(tried, top)
+        if config is not None and config.offload != "none":
+            best = [(with_offload(found, scenarios[0], config.offload), bound_s) for found, bound_s in best]
+        records = [self._record(found, bound_s, began) for found, bound_s in best]
         if not records:
             raise self._nothing(_largest(tried), time_limit_s)
+        if not records[0].feasible:
+            require_fit(records[0], self.cluster)
         first = replace(
             records[0], assumptions=(*records[0].assumptions, *self._said_of(tried, records[0], time_limit_s))
         )
@@ -82,6 +91,8 @@ class Planner:
         solved = scenario.solve()
         if solved is None or (isinstance(solved, SolvedScenario) and solved.solution.status is not Status.OPTIMAL):
             raise ConfigError(f"config can't be laid out on this model: {scenario.name}. Change a degree.")
+        if config.offload != "none":
+            solved = with_offload(solved, scenario, config.offload)
         if straggler == 1.0:
             return self._record(solved, None, began)
         record = self._record(with_straggler(solved, straggler), None, began)

@@ -53,6 +53,11 @@ class StageScenario:
         self._chains = Chains(self.runs, self.setting, self.pricer, self.budget, self.known)
 
     @property
+    def chains(self) -> Chains:
+        """The strategies that there are for its layers."""
+        return self._chains
+
+    @property
     def name(self) -> str:
         """Mesh and microbatches, for messages and as a stable order."""
         mesh = "x".join(str(s) for s in self.setting.sizes)

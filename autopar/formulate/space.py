@@ -179,7 +179,6 @@ def _refuse_unsupported(config: ManualConfig) -> None:
     wanted = {
         "cp": 1,
         "ep": 1,
-        "offload": "none",
         "zero_group": "all",
     }
     mistakes = [
@@ -187,6 +186,7 @@ def _refuse_unsupported(config: ManualConfig) -> None:
         for key, value in wanted.items()
         if getattr(config, key) != value
     ]
+    mistakes += config.offload_mistakes()
     if config.framework != "autopar":
         mistakes.append(f"framework={config.framework}: predicted by `estimate` only; give autopar to plan")
     if mistakes:

@@ -77,6 +77,7 @@ def _cpu_device(ranks: int) -> Device:
         reserve_bytes=0,
         peak_flops_per_s=peak,
         memory_bytes_per_s=CPU_BYTES_PER_S,
+        host_bytes_per_s=CPU_BYTES_PER_S,
         efficiency=dict.fromkeys([*peak, "memory"], 1.0),
         launch_s=5e-6,
         sources=("nominal figures of a processor; timings are taken where they matter",),

@@ -21,6 +21,8 @@ def strategy_words(strategy: LayerStrategy, mesh: Sequence[MeshAxis]) -> str:
         words.append(f"ZeRO-{strategy.zero}")
     if strategy.recompute != "none":
         words.append(f"{strategy.recompute} recomputation")
+    if strategy.offload != "none":
+        words.append(f"{strategy.offload} on the host")
     return ", ".join(words)
 
 

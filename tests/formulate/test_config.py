@@ -94,8 +94,8 @@ def test_keys_without_effect_are_refused(text: str, part: str) -> None:
 def test_unsupported_keys_are_refused_together() -> None:
     """Keys that can't be planned yet are refused by name, all at once."""
     with pytest.raises(ConfigError) as caught:
-        planner("gpt").estimate(ManualConfig.parse("cp=2,ep=2,offload=optimizer"))
-    assert [m.partition("=")[0] for m in caught.value.mistakes] == ["cp", "ep", "offload"]
+        planner("gpt").estimate(ManualConfig.parse("cp=2,ep=2,zero_group=node"))
+    assert [m.partition("=")[0] for m in caught.value.mistakes] == ["cp", "ep", "zero_group"]
 
 
 def test_every_bad_constraint_is_listed() -> None:

@@ -9,6 +9,7 @@ from math import prod
 
 from autopar.cost.activations import Activations, activations
 from autopar.cost.demand import Demand
+from autopar.cost.host import saved_demand, step_demand
 from autopar.cost.layer import LayerFigures, LayerWork, figures_of
 from autopar.cost.memory import layer_memory
 from autopar.cost.moves import relayout_demand
@@ -49,10 +50,14 @@ def lowered(run: LayerRun, strategy: LayerStrategy, setting: Setting, calls: Cal
         layer, strategy, setting.sizes, around.entry, around.leave,
         main_input=around.main_input, main_output=around.main_output,
     )  # fmt: skip
-    walked = activations(program, setting.batch, around.held, run.unread, around.promised, setting.num_microbatches > 1)
+    walked = activations(
+        program, setting.batch, around.held, run.unread, around.promised, setting.num_microbatches > 1,
+        offloaded=strategy.offload == "activations",
+    )  # fmt: skip
     where = layer, setting.batch, setting.mesh
     each = step_demands(program, *where, None if calls is None else lambda call: calls.demand(call, program, *where))
-    return LoweredLayer(program, Demand.joined(each), rerun_of(program, each), _passing(run, strategy, setting), walked)
+    asked = Demand.joined([*each, saved_demand(walked.to_host)] if walked.to_host else each)
+    return LoweredLayer(program, asked, rerun_of(program, each), _passing(run, strategy, setting), walked)
 
 
 def layer_figures(
@@ -72,15 +77,15 @@ def layer_figures(
     parameters = held_parameters(known.program, strategy.data_axes(around.entry.batch_dim), strategy.zero, uses)
     micro, step = _sync(parameters, setting, policy)
     updated = [prod(p.stored) for p in parameters if p.owned and p.trained]
+    hosted = strategy.offload == "optimizer"
     memory = layer_memory(
-        known.program, setting.batch, policy, optimizer, parameters, known.activations,
+        known.program, setting.batch, policy, optimizer, parameters, known.activations, hosted=hosted,
         staged=setting.staged, model_share=_times_own(run, run.model_elements) / setting.groups,
         next_elements=run.elements_before if run.count == 1 else None,
     )  # fmt: skip
     memory = replace(memory, inputs=_inputs_bytes(run, strategy, setting))
-    work = LayerWork(
-        known.calls, known.passing, micro, known.rerun, step, optimizer_demand(updated, policy, optimizer), memory,
-    )  # fmt: skip
+    update = (step_demand if hosted else optimizer_demand)(updated, policy, optimizer)
+    work = LayerWork(known.calls, known.passing, micro, known.rerun, step, update, memory)
     return figures_of(work, pricer)
 
 

@@ -1,0 +1,25 @@
+"""Plans that keep something in the host's memory: the same choices, with the seconds and bytes that this gives them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autopar.formulate.chains.columns import Column
+from autopar.formulate.chains.figures import layer_figures
+from autopar.formulate.pipelines.scenario import PipelineScenario
+from autopar.formulate.record.assemble import Solved
+from autopar.formulate.record.changed import changed
+from autopar.formulate.scenario import StageScenario
+
+
+def with_offload(solved: Solved, scenario: StageScenario | PipelineScenario, kind: str) -> Solved:
+    """The solution of `scenario` with `kind` (activations, optimizer) kept on the host by all layers."""
+    places = (scenario,) if isinstance(scenario, StageScenario) else scenario.books  # of each group of devices
+
+    def moved(group: int, run: int, column: Column) -> Column:
+        chains, strategy = places[group].chains, replace(column.strategy, offload=kind)
+        policy, optimizer = chains.budget.policy, chains.budget.optimizer
+        figures = layer_figures(chains.runs[run], strategy, chains.setting, chains.pricer, policy, optimizer)
+        return replace(column, strategy=strategy, figures=figures)
+
+    return changed(solved, moved)
