@@ -118,6 +118,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, Tensor]]
     "long, one head": (lambda: Language(16, 1, 1, 16, 16), lambda: _tokens(256, "ids", "labels")),
     "square": (lambda: Square(144), lambda: _rows(144)),
     "experts": (lambda: Experts(16, 4, 256), lambda: _rows(64, 16)),
+    "two experts": (lambda: Experts(16, 2, 64), lambda: _rows(64, 16)),
 }
 """Small models by name: the module, and example inputs."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autopar.graph import OpGraph
+from autopar.graph import BROADCAST, OpGraph
 from autopar.plan import PlanRecord
 from autopar.report.explain import explain
 from autopar.shard.inner import inner_collectives
@@ -74,6 +74,14 @@ def experts(layers: Programs) -> None:
     assert moved(program, 4) == Counter({("all_to_all", 4 * 2 * 64 * 16): 2})
 
 
+def replicas(layers: Programs) -> None:
+    """Experts inside one axis, each beside a copy of itself for other samples: its gradient is the sum of both."""
+    program = next(p for p in layers.values() if split(p, "einsum"))
+    assert split(program, "einsum") == [("b", "e")] * 3 + [("b", "b")]
+    assert program.layouts["up"] == (BROADCAST, 0)
+    assert moved(program, 4)["all_to_all", 4 * 2 * 64 * 16] == 1
+
+
 def ulysses(layers: Programs) -> None:
     """The sequence outside attention, heads inside: four all-to-alls."""
     assert moved(layers["blocks.1"], 1) == Counter({("all_to_all", 256 * 16): 4})
@@ -107,12 +115,13 @@ class Case:
 
 SLOW = pytest.mark.slow
 CASES: Sequence[Any] = (
-    Case(tensor, "wide", 2, 1, ("sp=0", "tp=2")),
+    Case(tensor, "wide", 2, 1),
     Case(sequence, "wide", 2, 1, ("sp=1", "tp=2")),
     pytest.param(Case(vocabulary, "words", 4, 1, (), 500_000), marks=SLOW),
     Case(square, "square", 4, 4),
     pytest.param(Case(square, "square", 9, 9), marks=SLOW),
     Case(experts, "experts", 4, 4),
+    Case(replicas, "two experts", 4, 4),
     Case(ulysses, "long", 4, 1),
     Case(context, "long, one head", 4, 1),
     pytest.param(Case(data, "square", 4, 4096), marks=SLOW),
