@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from itertools import product
 from math import prod
@@ -14,6 +14,7 @@ from autopar.shard.notation import bind, parse
 from autopar.shard.structured import Site
 from autopar.shard.table import is_linear, line_of
 from autopar.shard.table import register as _register
+from autopar.trace.separable import judge_by
 
 __all__ = [
     "LINEAR", "Factor", "OpRule", "assignments", "inner_collectives", "inner_collectives_backward", "layouts_of",
@@ -39,8 +40,22 @@ def _rule(op: Op, operands: tuple[TensorSpec, ...], results: tuple[TensorSpec, .
 
 def register(target: str, line: str) -> None:
     """Give the op `target` (`mylib::op`) the rule `line`; raises ConfigError when either can't be read."""
-    _register(target, line)
+    judge_by(_register(target, line), keeps_apart)
     _rule.cache_clear()
+
+
+def keeps_apart(op: Op, values: Mapping[str, TensorSpec]) -> bool:
+    """Whether by its rule an op does to each sample what it does to it alone.
+
+    So it is where one factor stands for the samples in all operands and results that have any, and needs no kernel.
+    """
+    operands, results = (tuple(values[n] for n in names) for names in (op.operands, op.results))
+    rule = _rule(op, operands, results)
+    if rule is None:
+        return False
+    pairs = zip((*operands, *results), (*rule.operands, *rule.results), strict=True)
+    samples = {dims[spec.batch_dim] for spec, dims in pairs if spec.batch_dim is not None}
+    return len(samples) == 1 and not samples & {"", *rule.kernels}
 
 
 def assignments(

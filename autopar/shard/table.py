@@ -160,8 +160,8 @@ RULES: dict[str, str | LineMaker] = {
 """Lines by op: by overload (`aten.max.other`) or else by name for all overloads (`aten.linear`)."""
 
 
-def register(target: str, line: str) -> None:
-    """Add or replace the line of an op: `mylib::op`, `mylib.op` or `mylib.op.overload`.
+def register(target: str, line: str) -> str:
+    """Add or replace the line of an op: `mylib::op`, `mylib.op` or `mylib.op.overload`; returns its name with dots.
 
     Raises ConfigError when the target is no such name or the line can't be read.
     """
@@ -171,6 +171,7 @@ def register(target: str, line: str) -> None:
         raise ConfigError(f"{target!r} names no operator; write 'namespace::name' or 'namespace.name.overload'.")
     parse(line)
     RULES[name] = line
+    return name
 
 
 def line_of(site: Site) -> str | None:

@@ -7,8 +7,9 @@ is not exactly a sum, a mean or a mean over the targets that count mixes them, t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 
@@ -97,6 +98,16 @@ _LINEAR = {
     "mul", "div", "neg", "view", "reshape", "to", "clone", "squeeze", "unsqueeze", "add", "sub", "sum", "mean",
     "alias",
 }  # fmt: skip
+
+
+Ruled: TypeAlias = Callable[[Op, Mapping[str, TensorSpec]], bool]
+"""Whether an operator keeps samples apart, which its results have as many of as its operands."""
+_RULED: dict[str, Ruled] = {}
+
+
+def judge_by(target: str, ruled: Ruled) -> None:
+    """Let `ruled` say for an operator (`mylib.op` or `mylib.op.overload`) whether it keeps samples apart."""
+    _RULED[target] = ruled
 
 
 def judge(graph: OpGraph) -> OpGraph:
@@ -211,6 +222,9 @@ def _mixes(op: Op, given: list[_State], values: dict[str, TensorSpec], result: T
         return LossForm(name) if _touches_batch(op, specs[:1]) else None
     if result.batch_dim is None:
         return f"{name} joins the samples"
+    ruled = _RULED.get(op.target) or _RULED.get(op.target.rpartition(".")[0])
+    if ruled is not None:
+        return None if ruled(op, values) else f"{name} sets samples against each other, by the rule registered for it"
     return _apart(op, name, specs, [values[n] for n in op.operands], result)
 
 

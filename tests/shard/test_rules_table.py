@@ -32,7 +32,8 @@ def _key(target: str) -> str:
 
 def test_every_rule_is_tried() -> None:
     """Each key of the table serves a call that is run sharded against whole, forward and backward."""
-    assert RULES.keys() - {_key(target if "." in target else f"{target}.") for target, *_ in TRIED} == ELSEWHERE.keys()
+    ours = {key for key in RULES if not key.startswith("autopar_tests.")}
+    assert ours - {_key(target if "." in target else f"{target}.") for target, *_ in TRIED} == ELSEWHERE.keys()
 
 
 def test_keys_name_operators() -> None:
