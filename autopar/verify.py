@@ -16,6 +16,7 @@ from autopar.emit.build import emit, emit_alone
 from autopar.emit.example import random_batch
 from autopar.emit.materialize import values
 from autopar.emit.rows import slice_rows
+from autopar.errors import EmitError
 from autopar.graph import OpGraph
 from autopar.plan import PlanRecord
 from autopar.trace.capture import trace
@@ -91,8 +92,8 @@ def verify(
     The batch is made of random values of the kind of `example_inputs`. Both sides keep parameters in the plan's
     parameter dtype; the reference computes in it, too, so under bf16 the difference shows what bf16 costs. Where the
     model drops out, the reference is autopar's own plan for one device, which draws the same masks. The plan's first
-    rank holds the reference: for models that fit on one device. The same report is returned on every rank.
-    `graph` spares tracing the model again.
+    rank holds the reference: for models that fit on one device. The same report is returned on every rank, and an
+    error of the reference raised on every rank. `graph` spares tracing the model again.
     """
     device = torch.device(device)
     graph = graph or trace(model, example_inputs, compute_dtype=plan.request.policy.compute, loss_fn=loss_fn)
@@ -101,15 +102,30 @@ def verify(
     pm = emit(plan, graph, model, device=device)
     args, kwargs = _rows(graph, inputs, batch, pm.data_parallel_rows())
     ours = _train(pm, lambda: pm.train_step(*args, **kwargs), steps)
-    first = plan.stages[0].devices[0]
-    report: list[VerifyReport | None] = [None]
-    trainings = _gathered(plan, ours)
-    if not dist.is_initialized() or dist.get_rank() == first:
+    trainings, drift = _gathered(plan, ours), _drift(plan, ours)
+
+    def compared() -> VerifyReport:
         about, reference, step = _reference(plan, graph, model, inputs, batch, loss_fn, device)
-        report[0] = _compare(trainings, _train(reference, step, steps), about)
-    if dist.is_initialized():
-        dist.broadcast_object_list(report, first, device=device)
-    return cast(VerifyReport, report[0])
+        return _compare(trainings, _train(reference, step, steps), about, drift)
+
+    return _on_first(plan, compared, device)
+
+
+def _on_first(plan: PlanRecord, work: Callable[[], VerifyReport], device: torch.device) -> VerifyReport:
+    """What `work` gives on the plan's first rank, on every rank; so is an error, which else all would wait for."""
+    if not dist.is_initialized():
+        return work()
+    first = plan.stages[0].devices[0]
+    told: list[VerifyReport | EmitError | None] = [None]
+    if dist.get_rank() == first:
+        try:
+            told[0] = work()
+        except Exception as error:
+            told[0] = EmitError(f"the model on one device, on rank {first}: {type(error).__name__}: {error}")
+    dist.broadcast_object_list(told, first, device=device)
+    if isinstance(told[0], EmitError):
+        raise told[0]
+    return cast(VerifyReport, told[0])
 
 
 def _rows(
@@ -168,6 +184,35 @@ def _gathered(plan: PlanRecord, ours: _Training) -> list[_Training]:
     return [one for one in found or () if one is not None]
 
 
+def _drift(plan: PlanRecord, ours: _Training) -> tuple[Difference, Difference]:
+    """On the plan's first rank: how far ranks of one group differ in gradients and in parameters that all hold.
+
+    By the sums of their elements, which those of equal tensors are equal in.
+    """
+    groups = [stage.devices for stage in plan.stages[: plan.pp_degree]]
+    if max(map(len, groups)) == 1:
+        return Difference(0.0), Difference(0.0)
+    first, rank = groups[0][0], dist.get_rank()
+    every: list[Any] = [None] * dist.get_world_size()
+    own = [{n: _sums(t) for n, t in named.items()} for named in (ours.gradients, ours.parameters)]
+    dist.gather_object(own, every if rank == first else None, first)
+    pairs = [(g[0], member) for g in groups for member in g[1:]] if rank == first else []
+    floor = 1e-6 * max((size for g, _ in pairs for _, size in every[g][0].values()), default=0.0)
+    found = [[Difference(0.0)], [Difference(0.0)]]
+    for leader, member in pairs:
+        for kind, theirs, its in zip(found, every[leader], every[member], strict=True):
+            for name, (total, size) in theirs.items():
+                if apart := abs(its[name][0] - total):  # or nan
+                    kind.append(Difference(apart / (max(size, floor) or 1.0), f"{name} on rank {member}"))
+    return _worst(found[0]), _worst(found[1])
+
+
+def _sums(tensor: Tensor) -> tuple[float, float]:
+    """The sum of a tensor's elements, and its largest."""
+    wide = tensor.detach().double()
+    return float(wide.sum()), float(wide.abs().max()) if wide.numel() else 0.0
+
+
 def _whole(tensor: Tensor) -> Tensor:
     gather = getattr(tensor, "full_tensor", None)
     return tensor if gather is None else gather()
@@ -221,15 +266,20 @@ def _copy(model: nn.Module, dtype: str, device: torch.device, seed: int) -> nn.M
     return twin
 
 
-def _compare(ours: list[_Training], theirs: _Training, about: str) -> VerifyReport:
+def _compare(
+    ours: list[_Training],
+    theirs: _Training,
+    about: str,
+    drift: tuple[Difference, Difference] = (Difference(0.0), Difference(0.0)),
+) -> VerifyReport:
     largest_gradient = max((float(g.abs().max()) for g in theirs.gradients.values() if g.numel()), default=0.0)
     floor = 1e-6 * largest_gradient
     pairs = [pair for one in ours for pair in zip(one.losses, theirs.losses, strict=True)]
     losses = [abs(a - b) / max(abs(b), floor) for a, b in pairs]
     return VerifyReport(
         ours[0].losses[0], theirs.losses[0], _worst([Difference(loss) for loss in losses]).value,
-        _worst([_largest(one.gradients, theirs.gradients, floor) for one in ours]),
-        _worst([_largest(one.parameters, theirs.parameters, floor) for one in ours]),
+        _worst([drift[0], *(_largest(one.gradients, theirs.gradients, floor) for one in ours)]),
+        _worst([drift[1], *(_largest(one.parameters, theirs.parameters, floor) for one in ours)]),
         tuple(n for n in theirs.gradients if not any(n in one.gradients for one in ours)), len(theirs.losses), about,
     )  # fmt: skip
 
