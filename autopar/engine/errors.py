@@ -10,11 +10,11 @@ class ProblemError(AutoparError):
 
 
 class TooWide(AutoparError):
-    """A table of variable elimination would pass the bound; `entries` is its size. Solve by `label_ilp` instead."""
+    """A table of variable elimination would pass the bound; `entries` is its size. Give `relaxed_entries` instead: a bound."""
 
     def __init__(self, variable: int, entries: int, max_entries: int) -> None:
         super().__init__(
             f"eliminating variable {variable} needs a table of {entries} entries; at most {max_entries} are allowed. "
-            "Solve this graph with label_ilp, or raise max_entries."
+            "Raise max_entries, give relaxed_entries for a bound, or solve this graph with label_ilp."
         )
         self.entries = entries

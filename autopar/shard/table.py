@@ -36,9 +36,6 @@ PAIR_LOSSES = "huber_loss kl_div l1_loss mse_loss smooth_l1_loss soft_margin_los
 REDUCTIONS = "all amax amin any argmax argmin logsumexp max median min mode nansum prod std var"
 """Reductions whose dims can't be split: partial results of theirs are no sums."""
 
-ORDERED = "argsort cummax cummin logcumsumexp sort"
-"""Ops along a dim, the last one unless told otherwise, each place of which depends on others."""
-
 SPATIAL = """
     max_pool avg_pool adaptive_max_pool adaptive_avg_pool upsample_nearest _upsample_nearest_exact reflection_pad
     replication_pad
