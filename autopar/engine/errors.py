@@ -10,7 +10,7 @@ class ProblemError(AutoparError):
 
 
 class TooWide(AutoparError):
-    """A table of variable elimination would pass the bound; `entries` is its size. Give `relaxed_entries` instead: a bound."""
+    """A table of variable elimination would pass the bound; `entries` is its size. `relaxed_entries` gives a bound."""
 
     def __init__(self, variable: int, entries: int, max_entries: int) -> None:
         super().__init__(
