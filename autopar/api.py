@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -196,14 +196,15 @@ def optimize(
     loss: str = "global",
     loss_fn: Callable[..., Any] | None = None,
     source: str | Path | None = None,
+    compile: bool | Mapping[str, Any] = False,
     **arguments: Any,
 ) -> ParallelModule:
     """The module that trains `model` as `plan` says, on this rank: collective over the torchrun job.
 
     Without a plan the remaining arguments are those of `plan()`; `cluster` is then this job's own machine by default.
     Outside torchrun it plans for, and runs on, the one device there is. With `source` the files in that folder are run
-    (`Plan.emit_source`). Raises PlanError where plan, model and job
-    don't belong together.
+    (`Plan.emit_source`). With `compile` its layers run by `torch.compile`, with these options of it if there are any.
+    Raises PlanError where plan, model and job don't belong together.
     """
     from autopar.emit.alarm import Alarm
     from autopar.emit.build import emit
@@ -219,7 +220,10 @@ def optimize(
     with alarm.call("optimize"):
         _require_device(record)
         graph = trace_model(model, example_inputs, record.request.policy, loss_fn)
-        return emit(record, graph, model, device=local_device(), loss=loss, source=folder, alarm=alarm)
+        pm = emit(record, graph, model, device=local_device(), loss=loss, source=folder, alarm=alarm)
+    if compile is not False:
+        pm.compile(**({} if compile is True else compile))
+    return pm
 
 
 def _plan_together(model: nn.Module, example_inputs: Inputs, *, cluster: Cluster | str | Path, **asked: Any) -> Plan:

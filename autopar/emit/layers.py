@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
 from autopar.emit.offload import offloading
-from autopar.emit.program import ProgramCode, is_told
+from autopar.emit.program import is_told
 from autopar.emit.route import Route
-from autopar.emit.source.read import LayerSource, StageSource
+from autopar.emit.source.read import StageSource
 from autopar.emit.torch_private import at_end_of_backward, is_profiled
+from autopar.shard.program import Program
+
+
+class LayerCode(Protocol):
+    """What runs a layer: the plan's own code, a function in a file, or either of them compiled."""
+
+    program: Program
+
+    def at(self, batch: int, training: bool) -> Callable[..., Any]:
+        """What takes draw, parameters, buffers and inputs, at a global microbatch of `batch` samples."""
 
 
 class ParameterHolder(nn.Module):
@@ -39,7 +49,7 @@ class LayerModule(ParameterHolder):
     `offloads` what is saved for the backward pass is kept in the host's memory.
     """
 
-    def __init__(self, index: int, name: str, code: ProgramCode | LayerSource, offloads: bool = False) -> None:
+    def __init__(self, index: int, name: str, code: LayerCode, offloads: bool = False) -> None:
         super().__init__()
         self.offloads = offloads
         self.index, self.name = index, name

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from autopar.emit.alarm import Alarm
+from autopar.emit.compiled import compile_layers
 from autopar.emit.groups import StageGroups
 from autopar.emit.inputs import Names, check_inputs, microbatches
 from autopar.emit.layers import StageModule
@@ -210,6 +211,10 @@ class ParallelModule(nn.Module):
         for runtime in self._runtimes:
             runtime.stage.train(mode)
         return self
+
+    def compile(self, **options: Any) -> None:
+        """Run every layer by `torch.compile` from now on, with its `options`, under any plan."""
+        compile_layers((runtime.stage for runtime in self._runtimes), options)
 
     def _apply(self, *_: Any, **__: Any) -> NoReturn:
         raise EmitError("a ParallelModule can't be moved or converted; give `device` and `dtype` when it is made.")
