@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 V_SHAPED = ("zbv", "dualpipev")
 """Schedules of two stages a group, laid out there and back: stage g and stage 2 p - 1 - g are on group g of p."""
 
@@ -15,6 +17,7 @@ def group_of(schedule: str, stage: int, groups: int) -> int:
     return groups - 1 - place if schedule in V_SHAPED and lap % 2 else place
 
 
+@lru_cache(maxsize=4096)
 def stages_of(schedule: str, group: int, groups: int, stages: int) -> tuple[int, ...]:
     """The stages of a group of devices, in order of the model."""
     return tuple(s for s in range(stages) if group_of(schedule, s, groups) == group)

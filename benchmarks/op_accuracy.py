@@ -17,13 +17,16 @@ from autopar.validation.calls import Call
 from autopar.validation.predict import predict_calls, summary
 from benchmarks.fit_ops import HELD_OUT, fit_device, published, shape_number
 
-PROFILED, FEW = 200, 30
-"""Rows of a family at which a device is "profiled"."""
+PROFILED, FEW, MANY = 200, 30, 1000
+"""Rows of a family at which a device is "profiled"; and so many as to tell what timings can't tell."""
 
 MOST = 2500
 """Held-out rows of a device and family that are scored at most."""
 
 FAMILIES = ("gemm", "attention", "collectives", "elementwise")
+
+LEFT_OUT = 5
+"""The column of a device that is left out."""
 
 UNKNOWN = ("collectives",)
 """Families of which nothing is said of a device left out: its links are known by datasheet only."""
@@ -42,9 +45,9 @@ def main(folder: Path, target: Path | None = None) -> None:
             "",
             apart_text(family, by_device),
             "",
-            "| device | rows | profiled | 30 rows | shipped | and profiled | left out | constant |",
+            f"| device | rows | profiled | {FEW} rows | shipped | and profiled | and {MANY} | left out | constant |",
         ]
-        lines += ["|---|---|---|---|---|---|---|---|"]
+        lines += ["|---|---|---|---|---|---|---|---|---|"]
         rows = list(_family(family, by_device, kept, fits))
         lines += [_line(name, count, errors) for name, count, errors in rows]
         mean = [float(np.mean(column)) for column in zip(*(errors for _, _, errors in rows), strict=True)]
@@ -64,32 +67,43 @@ def _family(
         if len(scored) < FEW:
             continue
         scored = _some(scored, MOST)
-        timed = _some([c for c in kept[name] if c.family == family and c.usual], PROFILED)
+        many = _some([c for c in kept[name] if c.family == family and c.usual], MANY)
+        timed = many[:PROFILED]
         settings: list[tuple[list[Call], list[str]]] = [
-            (timed, [name]), (timed[:FEW], [name]), ([], []), (timed, []), ([], [name]),
+            (timed, [name]), (timed[:FEW], [name]), ([], []), (timed, []), (many, []), ([], [name]),
         ]  # fmt: skip
         found = [summary(predict_calls(scored, rows, without, fits)) for rows, without in settings]
         errors = [one["mean_ape"] for one in found] + [found[0]["baseline_mean_ape"]]
         if family in UNKNOWN:
-            errors[4] = np.nan
+            errors[LEFT_OUT] = np.nan
         yield name, len(scored), errors
 
 
 def apart_text(family: str, by_device: dict[str, list[Call]]) -> str:
-    """How far timings of equal shapes by unlike software lie apart: below it no model comes that isn't told which."""
-    shares = []
+    """How far timings of equal shapes lie apart: by unlike software, and by other versions of the same.
+
+    No model comes nearer than the former unless told which software, and none than the latter.
+    """
+    unlike, again = [], []
     for calls in by_device.values():
         groups: dict[tuple[object, ...], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for call in calls:
             if call.family == family and call.usual:
-                groups[call.key][call.source].append(np.log(call.measured_s or np.nan))
-        times = [[float(np.mean(logs)) for logs in group.values()] for group in groups.values() if len(group) > 1]
-        if len(times) >= FEW:
-            shares.append(float(np.mean([abs(np.expm1(t - np.mean(group))) for group in times for t in group])))
-    return (
-        f"Equal shapes that several kinds of software timed on one device lie {np.mean(shares):.1%} from their mean "
-        f"(mean over {len(shares)} devices)."
-    )
+                groups[call.key][call.variants[0]].append(np.log(call.measured_s or np.nan))
+        unlike += _apart([[float(np.mean(logs)) for logs in group.values()] for group in groups.values()])
+        again += _apart([logs for group in groups.values() for logs in group.values()])
+    said = [
+        f"that {who} timed on one device lie {np.mean(shares):.1%} from their mean (over {len(shares)} devices)"
+        for who, shares in (("several kinds of software", unlike), ("one kind in several versions", again))
+        if shares
+    ]
+    return f"Equal shapes {', and those '.join(said)}." if said else "No shape was timed twice."
+
+
+def _apart(times: Sequence[Sequence[float]]) -> list[float]:
+    """The mean distance of logarithms from the mean of their group, where enough groups have several."""
+    several = [group for group in times if len(group) > 1]
+    return [float(np.mean([abs(np.expm1(t - np.mean(g))) for g in several for t in g]))] if len(several) >= FEW else []
 
 
 def _some(calls: Sequence[Call], count: int) -> list[Call]:
@@ -112,7 +126,7 @@ of all shapes is held out of every fit and scored here. Written by
 - *profiled*: none of the device's own constants, but {PROFILED} rows of it, over all its dtypes and libraries
   (`--exclude-device D --fit ROWS.csv`); *{FEW} rows*: so many only.
 - *shipped*: constants as in `profiles/fits/`, here fitted without the shapes held out; *and profiled*: with the
-  {PROFILED} rows (`--fit ROWS.csv`).
+  {PROFILED} rows (`--fit ROWS.csv`); *and {MANY}*: with so many, which tells what timings of neighbours don't.
 - *left out*: by datasheet and the constants of other devices (`--exclude-device D`).
 - *constant*: 80 % of peak FLOP/s for products, 50 % for attention, 80 % of the bandwidth of memory or link.
 

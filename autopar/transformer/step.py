@@ -130,7 +130,8 @@ class _Assembly:
         extra = self.known.of("pass_us") * 1e-6
         forward = [f + extra for f in forward]
         backward = [b + extra for b in backward]
-        weights = [n * self.weights(costs.block.backward) for n in stages]
+        each = self.weights(costs.block.backward)
+        weights = [n * each for n in stages]
         weights[-1] += self.weights(costs.head.backward)
         teams = [layout.pipeline.stages_of(g) for g in range(layout.pp)]
         for stage in max(teams, key=lambda team: sum(forward[s] + backward[s] for s in team)):

@@ -18,7 +18,7 @@ from autopar.measure.models.form import Array
 Labels = NDArray[np.str_]
 """Names of variants of calls, the narrowest first, shape (calls, levels)."""
 
-BIASES = (0.05, 0.2)
+BIASES = (0.01, 0.05, 0.2)
 """Choices for the spread of the constants."""
 
 CHOSEN_BY = 300
@@ -31,10 +31,14 @@ SLICE = 4096
 """Calls looked at in one go."""
 
 REACHES = (1.0, 3.0, 10.0)
-SPREADS = (0.03, 0.08, 0.2, 0.4)
+SPREADS = (0.01, 0.03, 0.08, 0.2, 0.4)
 NOISES = (0.02, 0.04, 0.08, 0.16)
 OWN = (0.3, 1.0)
 """Choices for the reach of the exponential, its spread, the noise, and the share of variance a variant has alone."""
+
+ODD, ROUNDS = 2.0, 4
+"""A timing that all the others miss by more than so many spreads has the noise that makes it one of so many, found in
+rounds: of kernels that are at times half as slow again, the usual time counts."""
 
 
 @dataclass(frozen=True)
@@ -53,15 +57,15 @@ class Covariance:
         result: Array = shape * ((1 - self.own) + self.own * same) + self.bias**2 * same
         return result
 
-    def factor(self, places: Array, labels: Labels) -> Array:
-        """Cholesky factor of the covariance of timings, noise included."""
-        matrix = self.between(_distances(places, places), _same(labels, labels))
-        result: Array = np.asarray(np.linalg.cholesky(matrix + self.noise**2 * np.eye(len(places))), np.float64)
-        return result
+    def of(self, apart: Array, same: Array, noisier: Array | float = 1.0) -> Array:
+        """Covariance of timings, noise included: each so many times the usual one's variance."""
+        matrix = self.between(apart, same)
+        matrix[np.diag_indices_from(matrix)] += self.noise**2 * noisier
+        return matrix
 
-    def likelihood(self, places: Array, labels: Labels, logarithms: Array) -> float:
+    def likelihood(self, apart: Array, same: Array, logarithms: Array) -> float:
         """Logarithm of the likelihood of timings, but for a constant."""
-        lower = self.factor(places, labels)
+        lower = np.linalg.cholesky(self.of(apart, same))
         white = np.linalg.solve(lower, logarithms)
         return -0.5 * float(white @ white) - float(np.log(np.diag(lower)).sum())
 
@@ -83,10 +87,16 @@ class Residual:
         """The likeliest of all choices for these timings, at least one."""
         chosen = np.random.default_rng(0).permutation(len(places))[:MOST]
         places, labels, logarithms = places[chosen], labels[chosen], np.clip(logarithms[chosen], -1.0, 1.0)
+        apart, same = _distances(places, places), _same(labels, labels)
         some = slice(CHOSEN_BY)
-        best = max(CHOICES, key=lambda choice: choice.likelihood(places[some], labels[some], logarithms[some]))
-        lower = best.factor(places, labels)
-        return cls(places, labels, np.linalg.solve(lower.T, np.linalg.solve(lower, logarithms)), best)
+        best = max(CHOICES, key=lambda one: one.likelihood(apart[some, some], same[some, some], logarithms[some]))
+        noisier = np.ones(len(places))
+        for _ in range(ROUNDS):
+            inverse = np.linalg.inv(best.of(apart, same, noisier))
+            weights, open_ = inverse @ logarithms, 1 / np.diag(inverse)  # by all the others, and the variance then
+            usual = np.maximum(open_ - best.noise**2 * (noisier - 1), 1e-12)
+            noisier = np.maximum(1.0, (weights * open_) ** 2 / (ODD**2 * usual))
+        return cls(places, labels, weights, best)
 
     def at(self, places: Array, labels: Labels) -> Array:
         """The expected logarithm at other places, shape (calls,)."""
