@@ -92,12 +92,9 @@ def apart_text(family: str, by_device: dict[str, list[Call]]) -> str:
                 groups[call.key][call.variants[0]].append(np.log(call.measured_s or np.nan))
         unlike += _apart([[float(np.mean(logs)) for logs in group.values()] for group in groups.values()])
         again += _apart([logs for group in groups.values() for logs in group.values()])
-    said = [
-        f"that {who} timed on one device lie {np.mean(shares):.1%} from their mean (over {len(shares)} devices)"
-        for who, shares in (("several kinds of software", unlike), ("one kind in several versions", again))
-        if shares
-    ]
-    return f"Equal shapes {', and those '.join(said)}." if said else "No shape was timed twice."
+    kinds = (("several kinds of software", unlike), ("one kind in several versions", again))
+    said = [f"timed by {who} {np.mean(shares):.1%} ({len(shares)} devices)" for who, shares in kinds if shares]
+    return f"How far equal shapes lie from their mean: {'; '.join(said) or 'none was timed twice'}."
 
 
 def _apart(times: Sequence[Sequence[float]]) -> list[float]:
@@ -134,7 +131,9 @@ Where it is wrong, and why: libraries for inference send some heads and head siz
 (sglang on Blackwell, head dim 256, by the number of key heads). On V100 all-gathers and all-to-alls of neighbouring
 sizes differ. Rows of P4 and P100 scatter as if clocks changed from one to the next, and small cards (L40S, P4, T4) look
 bound by power, which is carried over only between boards that run the same kernels. What equal shapes differ by between
-kinds of software stands above each table.
+kinds of software, and between versions of one, stands above each table. {MANY} timings tell hardly more than
+{PROFILED}: what is left is which kernel a library picks for just this shape, and no neighbour tells that. Thirty rows
+are a few of each dtype and library of the table; one's own device has one of them.
 
 The forms' few settings that no fit finds (how far one device's constants hold for another, how soon rows outweigh them)
 were chosen with these same shapes in view, so that *left out* and *30 rows* flatter a little.
