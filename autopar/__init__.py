@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from autopar.checkpoints import Checkpoints, load_safetensors
     from autopar.cluster import Cluster
     from autopar.elastic import Elastic
-    from autopar.emit.on_shards import on_shards
+    from autopar.emit.on_shards import on_shards, on_wholes
     from autopar.formulate.config import ManualConfig
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Checkpoints", "Cluster", "Elastic", "ManualConfig", "Plan", "__version__", "estimate", "load_safetensors",
-    "on_shards", "optimize", "plan", "register_rule", "verify",
+    "on_shards", "on_wholes", "optimize", "plan", "register_rule", "verify",
 ]  # fmt: skip
 
 _HOMES = {
@@ -34,6 +34,7 @@ _HOMES = {
     "estimate": "autopar.api",
     "load_safetensors": "autopar.checkpoints",
     "on_shards": "autopar.emit.on_shards",
+    "on_wholes": "autopar.emit.on_shards",
     "optimize": "autopar.api",
     "plan": "autopar.api",
     "register_rule": "autopar.api",

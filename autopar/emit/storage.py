@@ -46,7 +46,7 @@ class Storage(ParameterStorage):
 
     def home(self, device: torch.device) -> torch.device:
         """Where what is stored lies, of layers on `device`."""
-        return HOST if self.hosted else device
+        return HOST if self.hosted and device.type != "meta" else device
 
     def stored_shard(self, computed: Tensor, groups: StageGroups) -> Tensor:
         """This rank's rows of the shard `computed` that layers compute with (a view)."""

@@ -14,6 +14,7 @@ from autopar.checkpoints import Checkpoints
 from autopar.emit.build import emit
 from autopar.emit.example import random_batch
 from autopar.emit.module import ParallelModule
+from autopar.emit.on_shards import on_wholes
 from autopar.emit.rows import slice_rows
 from autopar.graph import OpGraph
 from autopar.plan import PlanRecord
@@ -34,6 +35,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "rmsprop": lambda ps: torch.optim.RMSprop(ps, centered=True, momentum=0.1),
     "nadam": lambda ps: torch.optim.NAdam(ps),
     "adagrad": lambda ps: torch.optim.Adagrad(ps),
+    "adafactor": lambda ps: on_wholes(torch.optim.Adafactor(ps)),
     "asgd": lambda ps: torch.optim.ASGD(ps, foreach=False),
 }
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from autopar.emit.build import emit
 from autopar.emit.example import random_batch
-from autopar.emit.on_shards import on_shards
+from autopar.emit.on_shards import WHOLE, on_shards, on_wholes
 from autopar.emit.rows import slice_rows
 from autopar.errors import ConfigError
 from autopar.graph import OpGraph
@@ -42,6 +42,11 @@ def maker(kind: type[torch.optim.Optimizer], how: str) -> Make:
 
 OPTIMIZERS = {
     f"{kind.__name__} {how}": maker(kind, how) for kind in KINDS for how in HOW if how != "fused" or kind in FUSED
+}
+WHOLES = ("Adafactor", "Muon")
+OPTIMIZERS |= {
+    "Adafactor": lambda ps: torch.optim.Adafactor([p for p in ps if p.dim() == 2], lr=0.01),
+    "Muon": lambda ps: torch.optim.Muon([p for p in ps if p.dim() == 2], lr=0.01),
 }
 FEW = ("SGD fused", "Adagrad fused", "ASGD foreach")
 """Some that DTensor has no rules for."""
@@ -88,7 +93,7 @@ def difference(plan: PlanRecord, graph: OpGraph, model_of: Callable[[], nn.Modul
     for module, backward, clip in sides:
         optimizer = make([p for p in module.parameters() if p.requires_grad])
         if module is pm:
-            on_shards(optimizer)
+            (on_wholes if isinstance(optimizer, WHOLE) else on_shards)(optimizer)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
         for _ in range(STEPS):
             backward()
@@ -130,7 +135,7 @@ def test_optimizers_on_shards(pool: Pool) -> None:
 @pytest.mark.slow
 def test_every_optimizer_on_shards(pool: Pool) -> None:
     """All of torch.optim that treat elements alike, in every form."""
-    check(pool, tuple(n for n in OPTIMIZERS if n not in FEW))
+    check(pool, tuple(n for n in OPTIMIZERS if n not in (*FEW, *WHOLES)))
 
 
 def added(plan: PlanRecord, graph: OpGraph) -> float:
@@ -149,7 +154,15 @@ def test_frozen_weights_with_trained_ones_beside_them(pool: Pool) -> None:
         assert max(pool.run(4, added, plan, graph)) < 1e-12
 
 
+def test_what_needs_whole_matrices(pool: Pool) -> None:
+    """Adafactor's rows and columns, and Muon's products, are those of one device."""
+    check(pool, WHOLES)
+
+
 def test_what_needs_whole_matrices_is_refused() -> None:
-    """Adafactor's rows and columns are no matter of single elements."""
+    """Adafactor's rows and columns are no matter of single elements, nor LBFGS's products of single parameters."""
+    weight = nn.Parameter(torch.zeros(2, 2))
     with pytest.raises(ConfigError, match="Adafactor computes with whole"):
-        on_shards(torch.optim.Adafactor([nn.Parameter(torch.zeros(2, 2))]))
+        on_shards(torch.optim.Adafactor([weight]))
+    with pytest.raises(ConfigError, match="LBFGS computes with all"):
+        on_wholes(torch.optim.LBFGS([weight]))
