@@ -245,7 +245,7 @@ _ALLOWED: dict[str, tuple[str, Callable[[object], bool]]] = {
 
 # --- constraints on the search ------------------------------------------------------------------------------------
 
-PINNABLE = ("devices", "dp", "tp", "pp", "sp", "zero", "microbatch_size", "recompute")
+PINNABLE = ("devices", "dp", "tp", "pp", "sp", "zero", "microbatch_size", "recompute", "schedule", "virtual_stages")
 EXCLUDABLE = ("tp", "sp", "zero", "recompute", "pp", "cp", "ep", "offload")
 """What may be left out; plans of this version never use the last three."""
 

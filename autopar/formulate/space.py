@@ -83,6 +83,8 @@ class Space:
     def _one_stage(self, devices: int) -> bool:
         """Whether one stage is looked at: constraints allow it, or force it where devices are of different networks."""
         wanted = {c.value for c in self.constraints if c.key == "pp"}
+        if any(c.key == "schedule" or (c.key == "virtual_stages" and c.value != "1") for c in self.constraints):
+            return False  # they ask for a pipeline
         if not isinstance(self.pricer, MixedPricer) or "1" in wanted:
             return wanted <= {"1"}
         cluster = self.pricer.cluster

@@ -157,6 +157,30 @@ def test_tied_parameters_stay_equal(pool: Pool) -> None:
     pool.run(4, optimise, staged(graph, ("dp=2,zero=3",) * 2, (3, 3), "1f1b", 4, 2), graph, "deep gpt")
 
 
+def shorter(record: PlanRecord, graph: OpGraph, name: str) -> str:
+    pm = emit(record, graph, example(name)[0], device="cpu")
+    for samples in (BATCH, BATCH // 2, BATCH):
+        full = {k: t[:samples] for k, t in batch(name).items()}
+        loss, model = reference(name, full)
+        pm.zero_grad()
+        torch.testing.assert_close(pm.train_step(**rows(pm, full)), loss, rtol=1e-12, atol=0)
+        assert_gradients(pm, model)
+    mine = rows(pm, {k: t[: BATCH - 4] for k, t in batch(name).items()})
+    with pytest.raises(EmitError) as caught:
+        pm.train_step(**{k: t[: 4 - pm.data_parallel_rank] for k, t in mine.items()})  # type: ignore[operator]
+    torch.testing.assert_close(pm.train_step(**rows(pm, full)), loss, rtol=1e-12, atol=0)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("schedule", "counts"), [("1f1b", (3, 3)), ("zbv", (2, 1, 1, 2))])
+def test_a_short_batch(pool: Pool, schedule: str, counts: tuple[int, ...]) -> None:
+    """Half a batch between whole ones gives the model's loss and gradients; rows that differ by rank are refused."""
+    graph = traced("deep gpt")
+    record = staged(graph, ("dp=2,zero=3",) * 2, counts, schedule, 4, 2)
+    for said in pool.run(4, shorter, record, graph, "deep gpt"):
+        assert "the ranks passed 4, 3 samples; under this pipeline all have to pass equally many" in said
+
+
 def idle(record: PlanRecord, graph: OpGraph) -> None:
     pm, full = emit(record, graph, example("skips")[0], device="cpu"), batch("skips")
     assert (pm.data_parallel_rank is None) == (dist.get_rank() == 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autopar.errors import ConfigError, InfeasibleError
+from autopar.formulate.config import ManualConfig
 from autopar.graph import REPLICATE
 from autopar.plan import PlanRecord
 from autopar.shard.program import Program
@@ -103,3 +104,28 @@ def test_pinned_layouts_at_cuts() -> None:
     whole, split = (strategies_of(constrained("gpt", "tp=2", f"sp={n}"))[1:-1] for n in (0, 1))
     assert {s.entry for s in whole} == {(REPLICATE,)}
     assert {s.entry for s in split} == {(1,)}
+
+
+def piped(*constraints: str) -> PlanRecord:
+    """The plan of a GPT on two devices under constraints, pipelines among them."""
+    return planner("gpt", constraints=constraints).plan()
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zb", "zbv", "dualpipev"])
+def test_schedule(schedule: str) -> None:
+    """`schedule=` asks for a pipeline under it, which no hand-written one beats."""
+    found = piped(f"schedule={schedule}", "microbatch_size=1")
+    assert (found.schedule, found.pp_degree) == (schedule, 2)
+    assert found.lower_bound_s is not None
+    chunks = 2 if schedule == "interleaved" else 1
+    by_hand = planner("gpt").estimate(ManualConfig(pp=2, schedule=schedule, virtual_stages=chunks))
+    assert found.lower_bound_s <= found.step_time_s <= by_hand.step_time_s * (1 + 1e-9)
+
+
+def test_virtual_stages() -> None:
+    """`virtual_stages=` is how many stages each group has; schedules of pipelines are none for one stage."""
+    assert len(piped("virtual_stages=2").stages) == 4
+    assert len(piped("virtual_stages=1", "pp=2").stages) == 2
+    for pinned in ("schedule=zb", "virtual_stages=2"):
+        with pytest.raises(InfeasibleError, match=pinned):
+            piped(pinned, "pp=1")

@@ -41,7 +41,8 @@ from autopar.plan import MeshAxis
 SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("gpipe", 1), ("zb", 1), ("zbv", 2))
 """Schedules that are searched, with the chunks of the model on each group of devices. More chunks than two gained less
 than the search for them took (0.2 % on 70B dims); hand-written plans may have them. `zb` stands in for `zbv`, which is
-the faster of the two, where there aren't enough units for that; `dualpipev` takes longer unless passes overlap."""
+the faster of the two, where there aren't enough units for that; `dualpipev` takes longer unless passes overlap.
+Constraints may ask for others."""
 
 
 @dataclass(frozen=True)
@@ -122,10 +123,12 @@ class Pipelines:
         books = self._books(units, pins, setting, grounds[0])
         if not books[0].chains.possible:
             return
-        for schedule, chunks in SCHEDULES:
+        asked = _asked_schedules(constraints)
+        for schedule, chunks in SCHEDULES if asked is None else asked:
             shape = Shape(schedule, setting.groups, chunks, count)
             legal = not refusal(schedule, set(), set(), shape.stages, count, setting.groups)
-            legal &= shape.stages <= len(units) and (schedule != "zb" or 2 * shape.stages > len(units))
+            stands_in = asked is not None or schedule != "zb" or 2 * shape.stages > len(units)
+            legal &= shape.stages <= len(units) and stands_in
             for ground in grounds if legal else ():
                 own = tuple(books[grounds[0].pricers.index(pricer)] for pricer in ground.pricers)
                 yield PipelineScenario(own, ground, shape, ideal_s=self._ideal_s(ground, setting))
@@ -190,6 +193,18 @@ class Pipelines:
             return EvenGround(self.pricer, groups, size)
         placed = self._placed(self.pricer.cluster, size, groups * size)
         return ground_on(self.pricer, placed if len(placed) == groups else even_devices(groups, size))
+
+
+def _asked_schedules(constraints: Sequence[Constraint]) -> list[tuple[str, int]] | None:
+    """The schedules that constraints allow, with their chunks, named as in a configuration; None = nothing is asked."""
+    pinned = {c.key: c.value for c in constraints if not c.pattern}
+    name, chunks = pinned.get("schedule"), int(pinned.get("virtual_stages", 0))
+    if not name and not chunks:
+        return None
+    usual = {"dualpipev": 2} | dict(SCHEDULES)
+    names = [name] if name else [n for n in usual if n not in ("interleaved", "dualpipev")]
+    configs = [ManualConfig(schedule=n, virtual_stages=chunks or usual[n]) for n in names]
+    return [(c.named_schedule, c.chunks) for c in configs if c.chunks == c.virtual_stages]
 
 
 def _config_cuts(text: str, units: int, stages: int) -> Cuts:
