@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,16 +76,19 @@ def _measured(
     take: Callable[[Session], Profile], device: str | torch.device | None, add_to: str | Path | None
 ) -> Profile:
     """What `take` times on this rank's device, with all ranks of the job; added to the profile in a file, if any."""
+    from autopar.measure.conditions import conditions
     from autopar.measure.profile import Profile
     from autopar.measure.session import measuring
     from autopar.ranks import device_named, on_rank_0
 
     def work() -> Profile:
-        with measuring(device_named(device)) as session:
+        where = device_named(device)
+        with measuring(where) as session:
             if add_to is None:
-                return take(session)
+                return replace(take(session), conditions=conditions(where))
             before = Profile.load(add_to)
             session.environment.require_same(before.environment, str(add_to))
-            return before.merged(take(session), str(add_to))
+            found = before.merged(take(session), str(add_to))
+            return replace(found, conditions=conditions(where))
 
     return on_rank_0(work)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from autopar.graph import CollectiveKey, OpKey
 from autopar.measure.fit import Curve
 from autopar.measure.keys import Key
 from autopar.measure.lots import in_lots
+from autopar.measure.overlap import hidden_share
 from autopar.measure.profile import Environment, Profile, Timing
 from autopar.measure.session import Session
 from autopar.measure.store import Store
@@ -42,6 +44,7 @@ class MeasuredPricer:
         self._between: Source = "extrapolated" if self._elsewhere else "fitted"
         self._timed_ops: dict[OpKey, Timing] = {}
         self._timed_collectives: dict[CollectiveKey, Timing] = {}
+        self._cluster = _overlapping(fallback.cluster, profile.timings)
         self._op_prices: dict[OpKey, tuple[float, float, Source]] = {}
         self._collective_prices: dict[CollectiveKey, tuple[float, Source]] = {}
         self._absorb(profile.timings.items())
@@ -54,8 +57,8 @@ class MeasuredPricer:
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster whose seconds these are."""
-        return self._fallback.cluster
+        """The cluster whose seconds these are; how far compute hides communication is as timed, where it was."""
+        return self._cluster
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -155,6 +158,12 @@ class MeasuredPricer:
                 self._timed_ops[key] = timing
             else:
                 self._timed_collectives[key] = timing
+
+
+def _overlapping(cluster: Cluster, timings: Mapping[Key, Timing]) -> Cluster:
+    """The cluster, its devices hiding communication as far as was timed."""
+    share = hidden_share({key: timing for key, timing in timings.items() if isinstance(key, CollectiveKey)})
+    return cluster if share is None else replace(cluster, device=replace(cluster.device, overlap=share))
 
 
 def require_backend(environment: Environment, cluster: Cluster) -> None:

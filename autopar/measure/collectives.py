@@ -11,6 +11,7 @@ import torch.distributed as dist
 from autopar.accelerator import is_host
 from autopar.graph import CollectiveKey
 from autopar.measure.ops import LEAST_REPEATS, MOST_REPEATS, clock_for
+from autopar.measure.overlap import COVERED, HIDDEN, time_both
 from autopar.measure.profile import Sample, Timing
 from autopar.shard.collectives import relayout
 from autopar.shard.torch_private import group_named
@@ -64,6 +65,8 @@ def time_collective(key: CollectiveKey, device: torch.device, budget_s: float = 
 def _timed(key: CollectiveKey, device: torch.device, budget_s: float) -> Timing:
     group = _group_name(key.ranks, key.stride)
     buffer = _on_all(lambda: torch.zeros(_held_elements(key), device=device), device)
+    if key.kind in (HIDDEN, COVERED):
+        return time_both(key, group, buffer)
     run = _runner(key, group, buffer)
 
     def once() -> float:

@@ -91,15 +91,20 @@ class Timing:
 
 @dataclass(frozen=True)
 class Profile:
-    """All timings of one environment."""
+    """All timings of one environment, and the `conditions` (clocks, power limit, versions) that the last were taken
+    under."""
 
     environment: Environment
     timings: Mapping[Key, Timing] = field(hash=False)
+    conditions: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
 
     def save(self, path: str | Path) -> None:
         """Write the profile as JSON, atomically."""
         rows = [{"key": encode_key(key), **asdict(timing)} for key, timing in self.timings.items()]
-        data = {"profile_format": FILE_FORMAT, "environment": asdict(self.environment), "timings": rows}
+        data = {
+            "profile_format": FILE_FORMAT, "environment": asdict(self.environment), "conditions": dict(self.conditions),
+            "timings": rows,
+        }  # fmt: skip
         write_atomically(Path(path), json.dumps(data, indent=1) + "\n")
 
     @classmethod
@@ -110,7 +115,8 @@ class Profile:
             if data["profile_format"] > FILE_FORMAT:
                 raise ValueError(f"profile_format is {data['profile_format']}, this autopar reads up to {FILE_FORMAT}")
             timings = {decode_key(row["key"]): _timing(row) for row in data["timings"]}
-            return cls(Environment(**data["environment"]), timings)
+            conditions = {str(name): str(value) for name, value in dict(data.get("conditions", {})).items()}
+            return cls(Environment(**data["environment"]), timings, conditions)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ProfileError(
                 f"{path}: can't be read as a profile ({reason_of(error)}). Give a file written by `autopar profile -o`."
@@ -119,7 +125,7 @@ class Profile:
     def merged(self, other: Profile, origin: str) -> Profile:
         """This profile with the timings of `other`, which win; raises ProfileError for an unlike environment."""
         self.environment.require_same(other.environment, origin)
-        return Profile(self.environment, {**self.timings, **other.timings})
+        return Profile(self.environment, {**self.timings, **other.timings}, other.conditions or self.conditions)
 
 
 def _timing(row: dict[str, Any]) -> Timing:

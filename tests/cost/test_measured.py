@@ -13,6 +13,7 @@ from autopar.cost.sampling import HEAVY_LIMIT, POINTS, collectives_to_time, ops_
 from autopar.errors import ProfileError
 from autopar.graph import CollectiveKey, Operand, OpKey
 from autopar.measure.keys import Key
+from autopar.measure.overlap import overlap_keys
 from autopar.measure.profile import Environment, Profile, Sample, Timing
 from autopar.measure.store import Store
 from tests.cost.small import cluster
@@ -180,3 +181,17 @@ def test_broadcast_sums_have_a_curve_of_their_own() -> None:
     timings: dict[Key, Timing] = dict((slow | quick).items())
     found = MeasuredPricer(Profile(HERE, timings), ROOFLINE).ops([added(10**5, 10**5), added(10**5, 1)])
     assert found.backward_s.tolist() == pytest.approx([1e-6, 1.0], rel=1e-3)
+
+
+def test_communication_hides_as_far_as_was_timed() -> None:
+    """An all-reduce adds 1 of its 4 ms to compute, and compute 3 of its 4 ms to an all-reduce: half is hidden."""
+    timings: dict[Key, Timing] = {
+        key: Timing(Sample((added_s,)), Sample((4e-3,)))
+        for key, added_s in zip(overlap_keys(4), (1e-3, 3e-3), strict=True)
+    }
+    timed = MeasuredPricer(Profile(HERE, timings), ROOFLINE)
+    assert timed.cluster.device.overlap == pytest.approx(0.5)
+    assert replace(timed.cluster, device=ROOFLINE.cluster.device) == ROOFLINE.cluster
+    assert MeasuredPricer(Profile(HERE, {}), ROOFLINE).cluster == ROOFLINE.cluster
+    failed = dict.fromkeys(timings, Timing(failed="out of memory"))
+    assert MeasuredPricer(Profile(HERE, failed), ROOFLINE).cluster == ROOFLINE.cluster

@@ -16,6 +16,7 @@ from autopar.formulate.profiling import KINDS, job_collectives, profile_job
 from autopar.graph import CollectiveKey, Operand, OpKey
 from autopar.measure.local import local_cluster
 from autopar.measure.lots import LOT, expected_s, in_lots
+from autopar.measure.overlap import overlap_keys
 from autopar.measure.profile import Profile, Sample, Timing
 from autopar.measure.session import measuring
 from autopar.measure.store import Store
@@ -59,10 +60,11 @@ def test_groups_of_a_job(ranks: int) -> None:
 def test_collectives_of_real_jobs(pool: Pool, tmp_path: Path, ranks: int) -> None:
     """On real processes every collective is timed; a second run times nothing and knows the same."""
     said, profile = pool.run(ranks, profiled, str(tmp_path))[0]
-    count = len(job_collectives(ranks, SIZES))
+    keys = [*job_collectives(ranks, SIZES), *overlap_keys(ranks)]
+    count = len(keys)
     assert said[0].startswith(f"0 operators and {count} collectives to time, about ")
     assert said[1].startswith("0 operators and 0 collectives to time")
-    assert set(profile.timings) == set(job_collectives(ranks, SIZES))
+    assert set(profile.timings) == set(keys)
     assert [t.failed for t in profile.timings.values() if t.failed] == []
     assert profile.environment.busy_ranks == ranks
 
