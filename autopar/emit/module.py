@@ -84,6 +84,7 @@ class ParallelModule(nn.Module):
         self._pipeline = pipeline
         self._alarm = alarm
         self.steps = 0
+        self._compiled: dict[str, Any] | None = None
         self._runtimes: tuple[Runtime, ...] = ()
 
     @property
@@ -214,6 +215,7 @@ class ParallelModule(nn.Module):
 
     def compile(self, **options: Any) -> None:
         """Run every layer by `torch.compile` from now on, with its `options`, under any plan."""
+        self._compiled = options
         compile_layers((runtime.stage for runtime in self._runtimes), options)
 
     def _apply(self, *_: Any, **__: Any) -> NoReturn:

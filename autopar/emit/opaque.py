@@ -16,10 +16,11 @@ from autopar.trace.shadow import shadow
 
 
 class OpaqueCall(nn.Module):
-    """Calls `module` (a copy without data) with given parameters, buffers and arguments."""
+    """Calls `module` (a copy without data), at `path` in the model, with given parameters, buffers and arguments."""
 
-    def __init__(self, module: nn.Module, form: str, training: bool) -> None:
+    def __init__(self, module: nn.Module, path: str, form: str, training: bool) -> None:
         super().__init__()
+        self.path, self.form = path, form
         self._form = form_of(form)
         self._module = [shadow(module)]  # in a list: its parameters are not parameters of the code
         if not training:

@@ -187,7 +187,9 @@ class Writer:
         args, kwargs = self._argument(call.args), self._argument(call.kwargs)
         if step.op.target == OPAQUE:
             tensors, form = call.args
-            self.root.add_module(step.op.name, OpaqueCall(self.submodule(step.op.module), form, self.training))
+            self.root.add_module(
+                step.op.name, OpaqueCall(self.submodule(step.op.module), step.op.module, form, self.training)
+            )
             draw = self.nodes[DRAW] if is_told(step) else None
             return self.graph.call_module(step.op.name, (draw, *self._argument(tensors)))
         if draws_whole(step.op):

@@ -149,7 +149,7 @@ class Builder:
         late = WeightGradients() if self.record.schedule in SPLIT else None
         modules = []
         if self.source is not None:
-            self.source.bind(self.groups, self.seam)
+            self.source.bind(self.groups, self.seam, submodule)
         for i, placement in enumerate(self.placements):
             program = placement.program
             code = codes.setdefault(id(program), ProgramCode(program, self.groups, submodule, late))

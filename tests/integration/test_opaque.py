@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from autopar.emit.build import emit
+from autopar.emit.parameters import local
+from autopar.emit.source.write import write_source
 from autopar.graph import OpGraph
+from autopar.plan import PlanRecord
 from autopar.trace.capture import trace
 from autopar.verify import verify
 from tests.integration.test_exact import planned
@@ -97,3 +101,35 @@ def test_each_step_draws_anew(pool: Pool) -> None:
     ranks = pool.run(4, losses)
     assert all(rank == ranks[0] for rank in ranks)
     assert ranks[0][0] != ranks[0][1]
+
+
+def outcome(name: str, record: PlanRecord, folder: str) -> list[list[Tensor]]:
+    """Losses in training and evaluation and this rank's gradients: by the plan's own code, then by files."""
+    model, inputs, graph = example(name)
+    found = []
+    for source in (None, Path(folder)):
+        pm = emit(record, graph, model, device="cpu", source=source)
+        numbers = torch.Generator().manual_seed(3)
+        x = torch.randn(16, *inputs["x"].shape[1:], generator=numbers, dtype=torch.float64)
+        rows = pm.data_parallel_rows() or range(0)
+        losses = [run(x=x[rows.start : rows.stop]).detach() for run in (pm.train_step, pm.eval_step)]
+        found.append([*losses, *(local(p.grad) for p in pm.parameters() if p.grad is not None)])
+    return found
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "dp=4,zero=3,microbatch_size=4,recompute=full",
+        pytest.param("pp=2,dp=2,microbatch_size=2", marks=pytest.mark.slow),
+    ],
+)
+def test_source_calls_them(pool: Pool, config: str, tmp_path: Path) -> None:
+    """Files name the submodule and call it as it is: the same numbers bit for bit, in training and outside."""
+    graph = example("experts")[2]
+    record = planned(graph, config)
+    (first, *_) = write_source(record, graph, tmp_path)
+    assert "= Submodule('blocks.0.1" in first.read_text()
+    for own, written in pool.run(4, outcome, "experts", record, str(tmp_path)):
+        assert len(own) > 4
+        assert all(a.equal(b) for a, b in zip(own, written, strict=True))

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import fx, nn
 
-from autopar.emit.opaque import drawn
-from autopar.emit.program import Region, Writer, aten, identifiers
+from autopar.emit.opaque import OpaqueCall, drawn
+from autopar.emit.program import Writer, aten, identifiers
 from autopar.emit.source import runtime
 from autopar.emit.source.text import PaperGroups, Speaker
 from autopar.errors import EmitError
@@ -29,16 +29,23 @@ def function_text(
         for place in speaker.places
     ]
     modules = [writer.write() for writer in writers]
-    return "\n\n\n".join([*_Function(name, about, modules, writers[0].nodes, speaker).texts()])
+    return "\n\n\n".join([*_Function(name, about, modules, writers[0].nodes, speaker, training).texts()])
 
 
 class _Function:
     """Writes one function from the graphs of all ranks, which differ in constants only."""
 
     def __init__(
-        self, name: str, about: str, modules: Sequence[fx.GraphModule], values: dict[str, fx.Node], speaker: Speaker
+        self,
+        name: str,
+        about: str,
+        modules: Sequence[fx.GraphModule],
+        values: dict[str, fx.Node],
+        speaker: Speaker,
+        training: bool,
     ) -> None:
         self.name, self.about, self.modules, self.speaker = name, about, modules, speaker
+        self.training = training
         self.words = self._words(values)
         self.helpers: list[str] = []
 
@@ -100,14 +107,14 @@ class _Function:
         node = each[0]
         called = [m.get_submodule(str(node.target)) for m in self.modules]
         arguments = [self._argument(each, i) for i in range(len(node.args))]
-        if not isinstance(called[0], Region):
-            raise EmitError(
-                f"{self.about}: {node.target} runs a submodule of the model as one operator, which has no "
-                f"source here. Run this plan with autopar.optimize."
-            )
         name = f"{self.name}_{node.target}"
+        if isinstance(called[0], OpaqueCall):
+            whole = called[0]
+            self.helpers.append(f"{name} = Submodule({whole.path!r}, {whole.form!r}, {self.training})")
+            return f"{name}({', '.join(arguments)})"
         codes = [m.code for m in called]
-        helper = _Function(name, f"Runs again in the backward pass of {self.name}.", codes, {}, self.speaker)  # type: ignore[arg-type]
+        about = f"Runs again in the backward pass of {self.name}."
+        helper = _Function(name, about, codes, {}, self.speaker, self.training)  # type: ignore[arg-type]
         self.helpers += helper.texts()
         return f"recomputed({', '.join([name, *arguments])})"
 

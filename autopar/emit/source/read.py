@@ -10,10 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from autopar.emit.groups import StageGroups
-from autopar.emit.source.runtime import Axes, Here
+from autopar.emit.source.runtime import Axes, Here, Submodule
 from autopar.errors import EmitError
 from autopar.plan import PlanRecord
 from autopar.shard.program import Program
@@ -60,13 +60,15 @@ class StageSource:
         if self._names.get("PLAN") != plan:
             raise EmitError(f"{path} was written for another plan or model. Write it anew with plan.emit_source().")
 
-    def bind(self, groups: StageGroups, seam: StageGroups) -> None:
-        """Give the groups of ranks that the file names to it."""
+    def bind(self, groups: StageGroups, seam: StageGroups, submodule: Callable[[str], nn.Module]) -> None:
+        """Give the groups of ranks and the submodules of the model that the file names to it."""
         for value in self._names.values():
             if isinstance(value, Axes):
                 value.bind(seam if value.prime else groups)
             elif isinstance(value, Here):
                 value.device = groups.device
+            elif isinstance(value, Submodule):
+                value.bind(submodule)
 
     def layer(self, index: int, program: Program) -> LayerSource:
         """The code of the stage's layer `index`, whose program is this."""

@@ -12,19 +12,19 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from autopar.emit.groups import StageGroups
-from autopar.emit.opaque import drawn
+from autopar.emit.opaque import OpaqueCall, drawn
 from autopar.errors import EmitError
 from autopar.shard import kernels
 from autopar.shard.collectives import relayout
 from autopar.shard.localize import CallInfo, Share
 
 __all__ = [
-    "Axes", "CallInfo", "Here", "Share", "all_gather", "all_reduce", "all_to_all", "divide", "drawn", "kernels", "pad",
-    "pick", "recomputed", "recut", "reduce_scatter", "relayout", "split",
+    "Axes", "CallInfo", "Here", "Share", "Submodule", "all_gather", "all_reduce", "all_to_all", "divide", "drawn",
+    "kernels", "pad", "pick", "recomputed", "recut", "reduce_scatter", "relayout", "split",
 ]  # fmt: skip
 
 Lengths = tuple[int, ...]
@@ -49,6 +49,26 @@ class Here:
     """The device of this rank."""
 
     device = torch.device("cpu")
+
+
+class Submodule:
+    """The model's submodule at `path`, called as it is; `form` says what its arguments are and which tensors it has."""
+
+    def __init__(self, path: str, form: str, training: bool) -> None:
+        self._of = path, form, training
+        self._call: OpaqueCall | None = None
+
+    def bind(self, submodule: Callable[[str], nn.Module]) -> None:
+        """Take the submodule."""
+        path, form, training = self._of
+        self._call = OpaqueCall(submodule(path), path, form, training)
+
+    def __call__(self, draw: Tensor | None, *tensors: Tensor) -> list[Tensor]:
+        """What it returns for these parameters and buffers, then arguments."""
+        if self._call is None:
+            raise EmitError(f"{self._of[0]}: a submodule of no model; run the file with optimize(..., source=folder).")
+        made: list[Tensor] = self._call(draw, *tensors)
+        return made
 
 
 def pick(over: Axes, *values: Any) -> Any:
