@@ -8,8 +8,9 @@ weights, which wait for nothing but their device, are part of the way to the nex
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
@@ -152,14 +153,26 @@ def _uncovered(rows: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return [row for row, covered in zip(found, covers.any(axis=0).tolist(), strict=True) if not covered]
 
 
+class _Level(NamedTuple):
+    """What the operations of a level wait for, and the parts of the layout's room that are theirs, cut out once."""
+
+    waits: Indices
+    added: Seconds
+    ends: Seconds
+    arrived: Seconds
+    rows: tuple[Seconds, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class _Layout:
     """All operations: first those that wait for others, by level of dependence; passes of weights; joint ones.
 
     `work` (operations, 3): the columns of `Work`, of which the first `waiting` wait for others; `groups`: the group of
     each. `row`, `crossed` (operations,): which pass over which stage it is as one number, and the cut its input comes
-    over, the number of cuts for none. `waits[l]` (2 or 3, n): for the operations of level l the one before on the
-    device, the one that sends the input, and the one that sends that of the joint pass; `waiting` stands for none.
+    over, the number of cuts for none. `levels[l].waits` (2 or 3, n): for the operations of level l the one before on
+    the device, the one that sends the input, and the one that sends that of the joint pass; `waiting` stands for none.
+    `added` (2 or 3, waiting), `ends` (waiting + 1,): room for what each adds to the end of those, and for its own end,
+    for one simulation at a time (`used`).
     `after`, `until`, `begun` (weights,): the waiting operation in front of and behind each pass of weights on its
     device, and whether it is the first between these two. `hosts` (joint,): the backward pass of each joint one. `last`
     (groups,): the last operation of each group. `stage_groups` (stages,): the group of each stage.
@@ -170,13 +183,16 @@ class _Layout:
     groups: Indices
     row: Indices
     crossed: Indices
-    waits: tuple[Indices, ...]
+    levels: tuple[_Level, ...]
+    added: Seconds
+    ends: Seconds
     after: Indices
     until: Indices
     begun: NDArray[np.bool_]
     hosts: Indices
     last: Indices
     stage_groups: Indices
+    used: Lock = field(default_factory=Lock)
 
 
 @lru_cache(maxsize=64)
@@ -198,6 +214,7 @@ def _layout(shape: Shape) -> _Layout:
     rank = np.empty(count + 1, dtype=np.intp)
     rank[placed], rank[count] = np.arange(count), count
     bounds = np.searchsorted(level[placed], np.arange(2, level.max() + 1))
+    added, ends = np.empty(waits.shape), np.zeros(count + 1)
     after = rank[passed[late] - 1]
     behind = np.append(group, -1)[passed[late]] == device[late]
     number = np.empty(len(every), dtype=np.intp)
@@ -209,11 +226,21 @@ def _layout(shape: Shape) -> _Layout:
     return _Layout(
         found, count, groups, kind * shape.stages + stage,
         np.where(forward, (stage - 1) % shape.stages, stage),
-        tuple(np.ascontiguousarray(w) for w in np.split(rank[waits[:, placed]], bounds, axis=1)),
+        _cut(np.split(rank[waits[:, placed]], bounds, axis=1), added, ends), added, ends,
         after, np.where(behind, rank[passed[late]], count), np.append(True, after[1:] != after[:-1])[: len(after)],
         rank[passed[joint]], number[np.cumsum([len(o) for o in orders]) - 1],
         np.array([shape.group_of(s) for s in range(shape.stages)]),
     )  # fmt: skip
+
+
+def _cut(waits: Sequence[Indices], added: Seconds, ends: Seconds) -> tuple[_Level, ...]:
+    """The levels, each with its parts of `added` and `ends`."""
+    levels, low = [], 0
+    for found in waits:
+        high, arrived = low + found.shape[1], np.empty(found.shape)
+        levels.append(_Level(np.ascontiguousarray(found), added[:, low:high], ends[low:high], arrived, tuple(arrived)))
+        low = high
+    return tuple(levels)
 
 
 def _levels(waits: Indices, bounds: Indices) -> Indices:
@@ -301,7 +328,8 @@ def simulate(
     late = np.zeros(shape.stages) if weight_s is None else np.asarray(weight_s, dtype=np.float64)
     whole = np.asarray(backward_s, dtype=np.float64)
     durations: Seconds = np.concatenate([forward_s, whole, whole - late, late, forward_s]).take(layout.row)
-    ends = _ends(layout, durations, np.array([*transfer_s, 0.0], dtype=np.float64).take(layout.crossed))
+    with layout.used:
+        ends = _ends(layout, durations, np.array([*transfer_s, 0.0], dtype=np.float64).take(layout.crossed))
     once = np.bincount(layout.stage_groups, weights=step_s, minlength=shape.groups)
     finished: Seconds = ends[layout.last] + once
     busy = np.asarray(np.bincount(layout.groups, weights=durations, minlength=shape.groups) + once, dtype=np.float64)
@@ -312,7 +340,7 @@ def _ends(layout: _Layout, durations: Seconds, delay: Seconds) -> Seconds:
     """When each operation ends, its input arriving `delay` seconds after it was sent."""
     count = layout.waiting
     own, late, joint = np.split(durations, [count, count + len(layout.after)])
-    added = np.empty((layout.waits[0].shape[0], count))
+    added, ends = layout.added, layout.ends
     added[:] = own
     added[1] += delay[:count]
     if joint.size:
@@ -320,16 +348,12 @@ def _ends(layout: _Layout, durations: Seconds, delay: Seconds) -> Seconds:
         added[:, layout.hosts] += joint
     if late.size:
         added[0] += np.bincount(layout.until, weights=late, minlength=count + 1)[:count]
-    ends = np.zeros(count + 1)
-    low = 0
-    for waits in layout.waits:
-        high = low + waits.shape[1]
-        arrived = ends.take(waits)
-        arrived += added[:, low:high]
-        first = np.maximum(arrived[0], arrived[1], out=ends[low:high])
+    for waits, more, there, arrived, rows in layout.levels:
+        ends.take(waits, out=arrived, mode="clip")
+        arrived += more
+        np.maximum(rows[0], rows[1], out=there)
         if joint.size:
-            np.maximum(first, arrived[2], out=first)
-        low = high
+            np.maximum(there, rows[2], out=there)
     total = np.cumsum(late)
     spent = total - np.maximum.accumulate(np.where(layout.begun, total - late, 0.0)) if late.size else total
     found = [ends[:count], ends[layout.after] + spent, ends[layout.hosts] - own[layout.hosts]]
