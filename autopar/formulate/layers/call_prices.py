@@ -1,4 +1,5 @@
-"""Seconds of the calls of a layer on its labels: each is priced once for all meshes that split it alike."""
+"""Seconds of the calls of a layer on its labels: each is priced once for all meshes and batches that leave a rank the
+same."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ from autopar.cost.pricer import Pricer, Seconds
 from autopar.cost.program import call_demand
 from autopar.errors import PlanError
 from autopar.formulate.layers.labels import LabelSpace, Placed
-from autopar.graph import LayerClass
+from autopar.graph import Extent, LayerClass, Op
 from autopar.plan import MeshAxis
 from autopar.shard.cuts import recuts
 from autopar.shard.factors import LINEAR
+from autopar.shard.localize import SIZES_AT
 from autopar.shard.program import Call, Program
 from autopar.shard.rules import OpRule, rule_for
 
@@ -39,8 +41,9 @@ class CallPrices:
 
     def __init__(self, pricer: Pricer) -> None:
         self._pricer = pricer
-        self._known: dict[tuple[str, str, int], dict[Key, tuple[float, float]]] = {}
-        self._demands: dict[tuple[str, str, int], dict[Key, Demand]] = {}
+        self._known: dict[tuple[str, str], dict[Key, tuple[float, float]]] = {}
+        self._demands: dict[tuple[str, str], dict[Key, Demand]] = {}
+        self._by_samples: dict[tuple[str, str], str] = {}
 
     def of(
         self, space: LabelSpace, batch: int, mesh: tuple[MeshAxis, ...]
@@ -50,10 +53,10 @@ class CallPrices:
         program = Program(space.sizes, (), (), (), (), (), {}, layer.values)
         for placed in space.placed:
             keys = [
-                _key(call, placed.rule, program, batch, mesh) if legal else ILLEGAL
+                self._key(call, placed.rule, program, layer, batch, mesh) if legal else ILLEGAL
                 for call, legal in zip(placed.calls, space.legal(placed, batch), strict=True)
             ]
-            name = layer.digest, placed.op.name, batch
+            name = layer.digest, placed.op.name
             known = self._known.setdefault(name, {ILLEGAL: (np.inf, np.inf)})
             calls.append(_Priced(placed, keys, known, self._demands.setdefault(name, {})))
         self._price(calls, program, layer, batch, mesh)
@@ -63,8 +66,8 @@ class CallPrices:
 
     def demand(self, call: Call, program: Program, layer: LayerClass, batch: int, mesh: tuple[MeshAxis, ...]) -> Demand:
         """Demand of a call of a lowered layer."""
-        known = self._demands.setdefault((layer.digest, call.op.name, batch), {})
-        key = _key(call, rule_for(call.op, layer), program, batch, mesh)
+        known = self._demands.setdefault((layer.digest, call.op.name), {})
+        key = self._key(call, rule_for(call.op, layer), program, layer, batch, mesh)
         if key not in known:
             known[key] = call_demand(call, program, layer, batch, mesh)
         return known[key]
@@ -83,24 +86,67 @@ class CallPrices:
         for (i, key), *seconds in zip(new, times.forward_s.tolist(), times.backward_s.tolist(), strict=True):
             calls[i].known[key] = (seconds[0], seconds[1])
 
+    def _key(
+        self,
+        call: Call,
+        rule: OpRule | None,
+        program: Program,
+        layer: LayerClass,
+        batch: int,
+        mesh: tuple[MeshAxis, ...],
+    ) -> Key:
+        """Local shapes follow from how often each factor is split, and from how many samples a rank has where all that
+        grows with the batch is split by one factor; what kernels, and dims cut elsewhere, send from which axes do so.
+        A call that would cut samples is illegal."""
+        talks = rule is not None and bool(rule.kernels)
+        if call.grains:
+            try:
+                talks |= bool(recuts(call, program, batch))
+            except PlanError:
+                return ILLEGAL
+        if talks:
+            return batch, call.factors, mesh
+        parts = _parts(call.factors, program.axis_sizes)
+        by_sample = self._by_sample(call.op, rule, layer)
+        ways = parts.get(by_sample, 1)
+        if not by_sample or batch % ways:
+            return batch, *parts.items()
+        return batch // ways, *(item for item in parts.items() if item[0] != by_sample)
 
-def _key(call: Call, rule: OpRule | None, program: Program, batch: int, mesh: tuple[MeshAxis, ...]) -> Key:
-    """Local shapes follow from how often each factor is split; what kernels, and dims cut elsewhere, send from which
-    axes do so. A call that would cut samples is illegal."""
-    talks = rule is not None and bool(rule.kernels)
-    if call.grains:
-        try:
-            talks |= bool(recuts(call, program, batch))
-        except PlanError:
-            return ILLEGAL
-    return (call.factors, mesh) if talks else _parts(call.factors, tuple(axis.size for axis in mesh))
+    def _by_sample(self, op: Op, rule: OpRule | None, layer: LayerClass) -> str:
+        name = layer.digest, op.name
+        if name not in self._by_samples:
+            self._by_samples[name] = "" if rule is None else _by_sample(op, rule, layer)
+        return self._by_samples[name]
 
 
 @lru_cache(maxsize=1 << 16)
-def _parts(factors: tuple[str, ...], sizes: tuple[int, ...]) -> Key:
+def _parts(factors: tuple[str, ...], sizes: tuple[int, ...]) -> dict[str, int]:
     """Into how many parts each factor is split."""
     parts: dict[str, int] = {}
     for factor, size in zip(factors, sizes, strict=True):
         if factor not in ("", LINEAR):
             parts[factor] = parts.get(factor, 1) * size
-    return tuple(sorted(parts.items()))
+    return dict(sorted(parts.items()))
+
+
+def _by_sample(op: Op, rule: OpRule, layer: LayerClass) -> str:
+    """The factor that splits all dims that grow with the batch, of an op that knows the batch by them alone; or ''."""
+    grows = {
+        factor if extent.fixed == 0 else ""
+        for names, dims in ((op.operands, rule.operands), (op.results, rule.results))
+        for name, factors in zip(names, dims, strict=True)
+        for extent, factor in zip(layer.values[name].shape, factors, strict=True)
+        if extent.is_batch
+    }
+    sized = op.target.split(".")[1] in SIZES_AT
+    known = not sized and any(isinstance(a, Extent) and a.is_batch for a in _leaves((op.args, op.kwargs)))
+    return grows.pop() if len(grows) == 1 and not known else ""
+
+
+def _leaves(argument: object) -> Iterator[object]:
+    if isinstance(argument, tuple):
+        for one in argument:
+            yield from _leaves(one)
+    else:
+        yield argument

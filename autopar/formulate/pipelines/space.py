@@ -56,6 +56,7 @@ class Pipelines:
     known: Known
     asked_bytes: int | None = None
     _by_pricer: dict[int, Known] = field(default_factory=dict)
+    _flops_of: dict[int, float] = field(default_factory=dict)
 
     def searched(self, devices: int, constraints: Sequence[Constraint]) -> Iterator[PipelineScenario]:
         """Every ground, mesh of a group, number of microbatches and schedule.
@@ -165,7 +166,12 @@ class Pipelines:
             flop_rate(pricer.cluster.device, self.budget.policy.compute) if isinstance(pricer, RooflinePricer) else inf
             for pricer in ground.pricers
         ]
-        return setting.groups * model_flops(self.graph, setting.batch) / (sum(rates) * prod(setting.sizes))
+        return setting.groups * self._flops(setting.batch) / (sum(rates) * prod(setting.sizes))
+
+    def _flops(self, batch: int) -> float:
+        if batch not in self._flops_of:
+            self._flops_of[batch] = model_flops(self.graph, batch)
+        return self._flops_of[batch]
 
     # --- by hand --------------------------------------------------------------------------------------------------
 
