@@ -327,9 +327,13 @@ def _read(variable: int, factor: int, shape: Shape, scope: Scope, picks: dict[in
 
 def _min_of_sums(parts: list[Costs], shape: tuple[int, ...]) -> Costs:
     """Minimum over axis 0 of the broadcast sum of `parts`, each (L, K or 1, ...); the result has `shape`."""
-    result = np.full(shape, np.inf)
     parts = sorted(parts, key=lambda p: p.size)
-    legal = [x for x in range(len(parts[0])) if all(np.isfinite(p[x]).any() for p in parts)]
+    if len(parts[0]) * prod(shape) <= CHUNK_ENTRIES:
+        at_once: Costs = sum(parts[1:], parts[0]).min(axis=0)
+        return at_once if at_once.shape == shape else np.broadcast_to(at_once, shape).copy()
+    result = np.full(shape, np.inf)
+    finite = np.logical_and.reduce([np.isfinite(p).reshape(len(p), -1).any(axis=1) for p in parts])
+    legal = np.flatnonzero(finite).tolist()
     rows = max(1, CHUNK_ENTRIES // prod(shape[1:]))
     for start in range(0, shape[0], rows):
         best = result[start : start + rows]

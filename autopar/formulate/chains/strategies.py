@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import TypeAlias
 
 from autopar.cost.layer import LayerFigures
 from autopar.cost.pricer import Pricer
@@ -21,6 +20,7 @@ from autopar.formulate.chains.columns import Budget, Column, choices_of
 from autopar.formulate.chains.dual import Dual
 from autopar.formulate.chains.figures import LoweredLayer, layer_figures, lowered
 from autopar.formulate.chains.known import Known
+from autopar.formulate.chains.preselect import Labelling, unbeaten
 from autopar.formulate.chains.reckoning import Reckoning
 from autopar.formulate.chains.siblings import WHOLE, Siblings
 from autopar.formulate.layers.labels import LabelSpace, label_space
@@ -37,9 +37,6 @@ FEW_LAYERS, NEAR_SHARE, NEAR_MOST = 2, 0.05, 4
 """Of layers that come so often at most: by which share dearer choices are still looked at, and how many of them."""
 STORAGES_TRIED = 3
 """How many storage layouts of a tied parameter are followed up at each price."""
-
-_Choice: TypeAlias = tuple[tuple[int, ...], int, str]
-"""Labels of a layer's variables, ZeRO level, recomputation."""
 
 
 @dataclass(eq=False)
@@ -225,11 +222,11 @@ class Chains:
         asked = () if leanest else dual.wide() if wide else dual.fine()
         prices = [(price, self.in_flight[-1], 1.0) for price in asked]
         self._make_tables(prices)
-        found: list[dict[_Choice, Column]] = [{} for _ in self.runs]
+        found: list[dict[Labelling, Column]] = [{} for _ in self.runs]
         programs: dict[tuple[int, tuple[int, ...], str], LoweredLayer] = {}
         arcs = list(dict.fromkeys(self._promising([*prices, self._only_bytes])))
         chosen = [*zip(arcs, self._choices(arcs), strict=True), *(self._near(arcs) if wide else ())]
-        for (r, arc), choice in chosen:
+        for (r, arc), choice in chosen if wide else self._unbeaten(chosen):
             if choice in found[r]:
                 continue
             labels, zero, recompute = choice
@@ -242,13 +239,22 @@ class Chains:
         self._costs.clear()
         return tuple(tuple(c.values()) for c in found)
 
-    def _near(self, arcs: Sequence[tuple[int, Arc]]) -> Iterator[tuple[tuple[int, Arc], _Choice]]:
+    def _near(self, arcs: Sequence[tuple[int, Arc]]) -> Iterator[tuple[tuple[int, Arc], Labelling]]:
         """Arcs of runs of few layers with choices that cost little more there than the cheapest."""
         for r, arc in arcs:
             if self.runs[r].count <= FEW_LAYERS:
                 mode = self._tables[r].modes[arc.mode]
                 for labels in self._tables[r].near(arc, NEAR_SHARE, NEAR_MOST).tolist():
                     yield (r, arc), (tuple(labels), mode.zero, mode.recompute)
+
+    def _unbeaten(
+        self, chosen: Sequence[tuple[tuple[int, Arc], Labelling]]
+    ) -> Iterator[tuple[tuple[int, Arc], Labelling]]:
+        """Those that none beats in all that the tables know (`unbeaten`), each once."""
+        for r, tables in enumerate(self._tables):
+            mine = list({labelling: (r, arc) for (run, arc), labelling in reversed(chosen) if run == r}.items())[::-1]
+            left = unbeaten(self, tables, [own for own, _ in mine], [arc.storage for _, (_, arc) in mine])
+            yield from ((mine[i][1], mine[i][0]) for i in left)
 
     def choices(self, columns: Sequence[Column]) -> Choices:
         """Columns of one run as choices of the stack problem."""
@@ -263,9 +269,9 @@ class Chains:
                 for arcs in cheapest.best(p, STORAGES_TRIED):
                     yield from ((r, arc) for r, arc, _ in arcs)
 
-    def _choices(self, arcs: Sequence[tuple[int, Arc]]) -> list[_Choice]:
+    def _choices(self, arcs: Sequence[tuple[int, Arc]]) -> list[Labelling]:
         """What arcs stand for: many prices come to the same."""
-        found: list[_Choice] = [((), 0, "")] * len(arcs)
+        found: list[Labelling] = [((), 0, "")] * len(arcs)
         for r, tables in enumerate(self._tables):
             mine = [i for i, (run, _) in enumerate(arcs) if run == r]
             for i, labels in zip(mine, tables.labels([arcs[i][1] for i in mine]).tolist(), strict=True):

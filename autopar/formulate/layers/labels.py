@@ -128,6 +128,7 @@ class LabelSpace:
     stored: list[Stored] = field(default_factory=list)
     homes: dict[str, Home] = field(default_factory=dict)
     produced: dict[str, Home] = field(default_factory=dict)
+    _legal: dict[tuple[str, int], list[bool]] = field(default_factory=dict)
 
     @property
     def entry(self) -> int:
@@ -163,8 +164,11 @@ class LabelSpace:
         """Whether an op may be run as each of its distinct options says at another batch than it was laid out for."""
         if placed.rule is None or batch % prod(self.sizes) == 0:
             return [True] * len(placed.distinct)
-        there = _assignments(placed.rule, placed.op, self.layer, self.sizes, batch)
-        return [option.factors in there for option in placed.distinct]
+        key = placed.op.name, batch
+        if key not in self._legal:
+            there = _assignments(placed.rule, placed.op, self.layer, self.sizes, batch)
+            self._legal[key] = [option.factors in there for option in placed.distinct]
+        return self._legal[key]
 
     def serves(self, batch: int) -> bool:
         """Whether every op has a legal option at another batch."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple, TypeAlias
@@ -39,6 +39,15 @@ class RelayoutPrices:
             self._tables[key] = self._table(*key)
         return self._tables[key]
 
+    def learn(self, asked: Sequence[tuple[TensorSpec, Layouts, Layouts]], batch: int) -> None:
+        """Price at once what tables of these tensors, sources and targets are made of."""
+        wanted: dict[tuple[int, str], dict[Piece, None]] = {}
+        for spec, sources, targets in asked:
+            uneven = uneven_dims(self._dims(spec, batch), (*sources, *targets), self._sizes)
+            size = prod(spec.shape_at(batch)), spec.dtype
+            wanted.setdefault(size, {}).update(dict.fromkeys(_changes(sources, targets, self._mesh, uneven).pieces))
+        self._price(wanted)
+
     def _dims(self, spec: TensorSpec, batch: int) -> Dims:
         """The dims of a value that the mesh might split unevenly; () where it can't, so that its size says all."""
         dims = dims_of(spec, batch)
@@ -49,31 +58,36 @@ class RelayoutPrices:
     ) -> tuple[Seconds, Seconds]:
         uneven = uneven_dims(dims, (*sources, *targets), self._sizes)
         changes = _changes(sources, targets, self._mesh, uneven)
-        known = self._priced(elements, dtype, changes.pieces)
-        forward = _sums(changes.forward, known)[changes.which]
+        self._price({(elements, dtype): changes.pieces})
+        known = self._known.get((elements, dtype), {})
+        each = np.array([known[piece] for piece in changes.pieces], dtype=np.float64)
+        forward = np.append(changes.forward @ each, np.inf)[changes.which]
         if not trained:
             return forward, np.where(np.isinf(forward), np.inf, 0.0)
-        return forward, _sums(changes.backward, known)[changes.which]
+        return forward, np.append(changes.backward @ each, np.inf)[changes.which]
 
-    def _priced(self, elements: int, dtype: str, pieces: Sequence[Piece]) -> dict[Piece, float]:
-        """Seconds of pieces on tensors of this size."""
-        known = self._known.setdefault((elements, dtype), {})
-        new = [piece for piece in pieces if piece not in known]
-        local, sent = [p for p in new if p.is_local], [p for p in new if not p.is_local]
+    def _price(self, wanted: Mapping[tuple[int, str], Iterable[Piece]]) -> None:
+        """Seconds of pieces on tensors of these sizes and dtypes."""
+        new = [
+            (size, p) for size, pieces in wanted.items() for p in pieces if p not in self._known.setdefault(size, {})
+        ]
+        local, sent = [x for x in new if x[1].is_local], [x for x in new if not x[1].is_local]
         if local:
-            times = self._pricer.ops([p.op_key(elements, dtype) for p in local])
-            known.update(zip(local, times.forward_s.tolist(), strict=True))
+            times = self._pricer.ops([piece.op_key(*size) for size, piece in local])
+            for (size, piece), seconds in zip(local, times.forward_s.tolist(), strict=True):
+                self._known[size][piece] = seconds
         if sent:
-            moved = self._pricer.collectives([p.collective_key(elements, dtype) for p in sent])
-            known.update(zip(sent, moved.seconds.tolist(), strict=True))
-        return known
+            moved = self._pricer.collectives([piece.collective_key(*size) for size, piece in sent])
+            for (size, piece), seconds in zip(sent, moved.seconds.tolist(), strict=True):
+                self._known[size][piece] = seconds
 
 
 class _Changes(NamedTuple):
-    """Distinct changes of layout as pieces of work; `which` (sources, targets) of them, the last where illegal."""
+    """Distinct changes of layout: how often each takes each of the `pieces` of work, forward and backward (changes,
+    pieces); `which` (sources, targets) of them, one more where illegal."""
 
-    forward: tuple[Pieces, ...]
-    backward: tuple[Pieces, ...]
+    forward: Seconds
+    backward: Seconds
     pieces: tuple[Piece, ...]
     which: NDArray[np.intp]
 
@@ -90,9 +104,14 @@ def _changes(sources: Layouts, targets: Layouts, mesh: tuple[MeshAxis, ...], une
     pick = np.ix_([rows.index(s) for s in sources], [columns.index(t) for t in targets])
     forward, backward = (tuple(change[way] for change in distinct) for way in (0, 1))
     pieces = tuple(sorted({piece for change in (*forward, *backward) for piece in change}))
-    return _Changes(forward, backward, pieces, which[pick])
+    return _Changes(_counts(forward, pieces), _counts(backward, pieces), pieces, which[pick])
 
 
-def _sums(changes: Sequence[Pieces], known: dict[Piece, float]) -> Seconds:
-    """Seconds of each change, and inf."""
-    return np.array([*(sum(map(known.__getitem__, pieces)) for pieces in changes), np.inf], dtype=np.float64)
+def _counts(changes: Sequence[Pieces], pieces: Sequence[Piece]) -> Seconds:
+    """(changes, pieces): how often each change takes each piece."""
+    place = {piece: i for i, piece in enumerate(pieces)}
+    found = np.zeros((len(changes), len(pieces)))
+    for row, change in zip(found, changes, strict=True):
+        for piece in change:
+            row[place[piece]] += 1.0
+    return found

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, lru_cache
 from math import prod
 from typing import TypedDict
 
@@ -55,6 +56,13 @@ class Surroundings:
     promised: frozenset[int] = frozenset()
     graded: tuple[bool, ...] = ()
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, f.name) for f in fields(self)))
+
     def states(self, sizes: tuple[int, ...], batch: int) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
         """Possible layouts of the main values in front and behind."""
         before = cut_layouts(self.entry, sizes, batch, inner=not self.first)
@@ -65,6 +73,7 @@ class Surroundings:
         return entry, tuple(x for x in behind if self.next_pins.allows_state(self.leave, x))
 
 
+@lru_cache(maxsize=1 << 12)
 def alike(around: Surroundings) -> Surroundings:
     """What stands for all surroundings that differ in what layers keep for others alone: they have one table."""
     return replace(around, held=frozenset(), promised=frozenset(), graded=())

@@ -173,10 +173,18 @@ def space_costs(
     for v, spec in ((space.entry, surroundings[0].entry), (space.exit, surroundings[0].leave)):
         barred = [x is None for x in dealt_layouts(spec, space.variables[v].layouts, space.sizes, setting.batch)]
         forward.single[v][barred] = np.inf
-    for edge in space.edges:
+    changes = [
+        (
+            space.layer.values[edge.value],
+            space.dealt(edge.value, edge.source, setting.batch),
+            space.dealt(edge.value, edge.target, setting.batch),
+        )
+        for edge in space.edges
+    ]
+    relayouts.learn(changes, setting.batch)
+    for edge, (spec, sources, targets) in zip(space.edges, changes, strict=True):
         ends = edge.source.variable, edge.target.variable
-        sources, targets = (space.dealt(edge.value, home, setting.batch) for home in (edge.source, edge.target))
-        ahead, behind = relayouts.table(space.layer.values[edge.value], sources, targets, setting.batch)
+        ahead, behind = relayouts.table(spec, sources, targets, setting.batch)
         forward.add_pair(*ends, ahead)
         backward.add_pair(*ends, behind)
         for kind in kinds:

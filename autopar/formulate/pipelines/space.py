@@ -162,11 +162,13 @@ class Pipelines:
     def _ideal_s(self, ground: Ground, setting: Setting) -> float:
         """Seconds of a microbatch through all stages, each of whose groups has its share of the work by the rate that
         large products reach there; 0 if rates are measured."""
-        rates = [
-            flop_rate(pricer.cluster.device, self.budget.policy.compute) if isinstance(pricer, RooflinePricer) else inf
-            for pricer in ground.pricers
-        ]
-        return setting.groups * self._flops(setting.batch) / (sum(rates) * prod(setting.sizes))
+        rates = {
+            key: flop_rate(pricer.cluster.device, self.budget.policy.compute)
+            for key, pricer in {id(pricer): pricer for pricer in ground.pricers}.items()
+            if isinstance(pricer, RooflinePricer)
+        }
+        total = sum(rates.get(id(pricer), inf) for pricer in ground.pricers)
+        return setting.groups * self._flops(setting.batch) / (total * prod(setting.sizes))
 
     def _flops(self, batch: int) -> float:
         if batch not in self._flops_of:
