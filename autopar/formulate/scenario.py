@@ -67,6 +67,11 @@ class StageScenario:
         """Seconds that no plan of this scenario under the limit can beat; inf where none is legal or small enough."""
         return self._bound(WHOLE)
 
+    def calls_bound_s(self) -> float:
+        """A bound from the calls of the longest run alone, without changes of layout."""
+        chains = self._chains
+        return self.setting.num_microbatches * chains.calls[0] if chains.possible else np.inf
+
     def first_bound_s(self) -> float:
         """A bound from seconds and from bytes each alone, of the longest run alone, at less cost."""
         return self._bound(FIRST)

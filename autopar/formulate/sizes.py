@@ -197,10 +197,10 @@ def _as_engine_scenario(scenario: AnyScenario) -> Scenario[Solved]:
             return solved.step_time_s, solved
         return (solved.solution.objective_s, solved) if solved and solved.solution.walks else None
 
+    rough = (scenario.calls_bound_s, scenario.first_bound_s, scenario.run_bound_s)
     if isinstance(scenario, StageScenario):
         return Scenario(
-            scenario.name, scenario.bound_s, solve, rough=(scenario.first_bound_s, scenario.run_bound_s),
+            scenario.name, scenario.bound_s, solve, rough=rough,
             others=lambda cutoff_s: [(s.solution.objective_s, s) for s in scenario.families(cutoff_s)],
         )  # fmt: skip
-    rough = (scenario.first_bound_s, scenario.run_bound_s)
     return Scenario(scenario.name, scenario.bound_s, solve, scenario.quick_bound_s(), rough)

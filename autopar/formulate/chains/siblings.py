@@ -54,10 +54,10 @@ class Siblings:
         self._levels |= dict.fromkeys(waiting, level)
 
     def _waiting(self, asked: Chains, level: int) -> list[Chains]:
-        """Members to be bounded now: all at first, then those that have not been and promise about as much."""
+        """Members to be bounded now: those that have not been and promise about as much."""
         waiting = [m for m in self.members if m.possible and self._levels.get(m, 0) < level]
-        if level == FIRST or asked not in waiting:
-            return waiting if level == FIRST else []
+        if asked not in waiting:
+            return []
         near = NEAR * asked.promise_s
         return [m for m in waiting if m is asked or (self._levels.get(m, 0) == level - 1 and m.promise_s <= near)]
 

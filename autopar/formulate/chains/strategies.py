@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
+import numpy as np
+
 from autopar.cost.layer import LayerFigures
 from autopar.cost.pricer import Pricer
 from autopar.engine.stack_problem import Choices, Floats
@@ -29,7 +31,7 @@ from autopar.formulate.layers.rates import ParameterRates
 from autopar.formulate.layers.relayout_prices import RelayoutPrices
 from autopar.formulate.layers.run_tables import Arc, CheapestChains, Family, RunTables
 from autopar.formulate.layers.runs import LayerRun, Surroundings, alike
-from autopar.formulate.layers.tables import Price, Setting, SpaceCosts, space_costs
+from autopar.formulate.layers.tables import Price, Setting, SpaceCosts, put_off_share, space_costs
 from autopar.graph import Layout
 from autopar.plan import LayerStrategy, data_axes_of
 
@@ -178,7 +180,20 @@ class Chains:
     @property
     def bound_s(self) -> float:
         """Seconds that no plan under the limit can beat, by the prices of bytes."""
-        return max(self.rough.dual.bound_s, self.whole.dual.bound_s)
+        calls_s, _ = self.calls
+        return max(self.setting.num_microbatches * calls_s, self.rough.dual.bound_s, self.whole.dual.bound_s)
+
+    @cached_property
+    def calls(self) -> tuple[float, float]:
+        """Seconds of a microbatch that the calls of the longest run take at least, each as suits it best, and no less
+        than the share of them that makes gradients of weights apart."""
+        run = self.runs[self.rough.numbers[0]]
+        space = self.space_of(run.around)
+        seconds, share = [np.zeros(len(variable)) for variable in space.variables], 0.0
+        for placed, ahead, behind in self.known.calls.of(space, self.setting.batch, self.setting.mesh):
+            seconds[placed.variable] += ahead + behind
+            share = max(share, put_off_share(placed, space, ahead, behind) if self.setting.staged else 0.0)
+        return run.count * sum(float(own.min()) for own in seconds), share
 
     @property
     def promise_s(self) -> float:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from autopar.engine.label_graph import LabelGraph, Labels
 from autopar.formulate.layers.call_prices import CallPrices
 from autopar.formulate.layers.kept import kept_bytes
-from autopar.formulate.layers.labels import Edge, LabelSpace, at_cut, dealt_layouts
+from autopar.formulate.layers.labels import Edge, LabelSpace, Placed, at_cut, dealt_layouts
 from autopar.formulate.layers.relayout_prices import RelayoutPrices
 from autopar.formulate.layers.runs import Surroundings
 from autopar.graph import LayerClass, Op
@@ -164,9 +164,7 @@ def space_costs(
     for placed, ahead, behind in calls.of(space, setting.batch, setting.mesh):
         forward.single[placed.variable] += ahead
         backward.single[placed.variable] += behind
-        if setting.staged and (most := most_put_off(placed.op, space.layer)):
-            legal = np.isfinite(ahead) & (ahead + behind > 0)
-            share = max(share, most * float((behind[legal] / (ahead + behind)[legal]).max(initial=0.0)))
+        share = max(share, put_off_share(placed, space, ahead, behind) if setting.staged else 0.0)
         for kind in kinds:
             if placed.op.name in again[kind].ops:
                 rerun[kind].single[placed.variable] += _finite(ahead)
@@ -192,6 +190,15 @@ def space_costs(
                 rerun[kind].add_pair(*ends, _finite(ahead))
     kept = kept_bytes(space, surroundings, setting.batch, kinds)
     return SpaceCosts(space, forward, backward, rerun, kept, share)
+
+
+def put_off_share(placed: Placed, space: LabelSpace, ahead: Array, behind: Array) -> float:
+    """The largest share of the seconds of an op's passes that makes gradients of weights apart."""
+    most = most_put_off(placed.op, space.layer)
+    if not most:
+        return 0.0
+    legal = np.isfinite(ahead) & (ahead + behind > 0)
+    return most * float((behind[legal] / (ahead + behind)[legal]).max(initial=0.0))
 
 
 def _finite(seconds: Array) -> Array:

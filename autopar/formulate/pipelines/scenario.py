@@ -103,11 +103,23 @@ class PipelineScenario:
 
     def quick_bound_s(self) -> float:
         """A bound from the model's operations alone."""
+        return self._bound_of(self.ideal_s, 1 / 3)  # of the FLOPs of a product with a weight
+
+    def calls_bound_s(self) -> float:
+        """A bound from the calls of the longest run of layers alone, without changes of layout."""
+        if not self.possible:
+            return np.inf
+        seconds, shares = zip(*(book.chains.calls for book in dict.fromkeys(self.books)), strict=True)
+        return self._bound_of(min(seconds), max(shares))
+
+    def _bound_of(self, micro_s: float, share: float) -> float:
+        """A bound from the seconds of a microbatch, of which no more than a share makes gradients of weights."""
         shape = self.shape
-        if self._fixed is not None or len(set(self.books)) > 1:
-            return shape.num_microbatches * self.ideal_s / shape.groups
-        share = 1 / 3 if shape.schedule in SPLIT else 0.0  # of the FLOPs of a product with a weight
-        return least_step_s(self.ideal_s, shape.num_microbatches, weights_behind(shape), share)
+        if self._fixed is not None or len(set(self.books)) > 1 or not np.isfinite(micro_s):
+            return shape.num_microbatches * micro_s / shape.groups
+        if shape.schedule not in SPLIT:
+            share = 0.0
+        return least_step_s(micro_s, shape.num_microbatches, weights_behind(shape), share)
 
     def first_bound_s(self) -> float:
         """A bound from the longest run of layers alone, with one microbatch in flight; inf where no plan is legal."""
