@@ -116,8 +116,13 @@ def model_flops(graph: OpGraph, batch: int) -> float:
     Nothing recomputed is counted, and half of a causal attention: the usual definition behind "MFU"
     (PaLM, arXiv:2204.02311, appendix B, with the causal half).
     """
+    return sum(layer_flops(graph, batch))
+
+
+def layer_flops(graph: OpGraph, batch: int) -> list[float]:
+    """`model_flops` of each layer."""
     per_class = [sum(_op_flops(op, layer, batch) for op in layer.ops) for layer in graph.classes]
-    return sum(per_class[layer.class_index] for layer in graph.layers)
+    return [per_class[layer.class_index] for layer in graph.layers]
 
 
 def _op_flops(op: Op, layer: LayerClass, batch: int) -> float:

@@ -38,6 +38,7 @@ from autopar.trace.models.spec import load_model
 SIZES = "hidden=512,heads=8,vocab=4096,seq=256"
 SPECS = {
     "gpt": f"gpt:layers=4,{SIZES},tied=0",
+    "heavy head": "gpt:layers=16,hidden=1024,heads=16,vocab=50304,seq=256,tied=0",
     "gpt-40": f"gpt:layers=40,{SIZES},tied=0",
     "one-token": "gpt:layers=2,hidden=32,heads=2,vocab=64,seq=1",
     "tied": f"gpt:layers=2,{SIZES},tied=1",

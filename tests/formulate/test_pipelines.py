@@ -8,6 +8,7 @@ from itertools import combinations, pairwise, product
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from autopar.cost.orders import Shape
 from autopar.cost.schedule import Holding, holdings, simulate
@@ -17,7 +18,7 @@ from autopar.formulate.chains.known import Known
 from autopar.formulate.config import ManualConfig, parse_constraints
 from autopar.formulate.pipelines.book import Chunk, Seam, StageBook
 from autopar.formulate.pipelines.space import Pipelines
-from autopar.formulate.pipelines.stages import Units, even_cuts
+from autopar.formulate.pipelines.stages import Units, balanced_cuts, even_cuts
 from autopar.graph import CollectiveKey
 from autopar.plan import POLICIES, PlanRecord
 from autopar.schedules import group_of
@@ -100,6 +101,32 @@ def test_even_cuts() -> None:
     """Stages differ by one unit at most, and the ends are not the larger ones."""
     assert even_cuts(10, 4) == (0, 2, 5, 8, 10)
     assert even_cuts(8, 4) == (0, 2, 4, 6, 8)
+
+
+def test_balanced_cuts() -> None:
+    """A heavy last unit takes blocks from its group; of all cuts none has less work on the fullest group."""
+    there_and_back = [(0, 3), (1, 2)]
+    assert balanced_cuts([1.0] * 8, there_and_back) == (0, 2, 4, 6, 8)
+    for heavy in (2.0, 3.5, 5.0):
+        work = np.array([1.0] * 11 + [heavy])
+
+        def most(inner: tuple[int, ...], work: NDArray[np.float64] = work) -> float:
+            each = [work[a:b].sum() for a, b in pairwise((0, *inner, 12))]
+            return float(max(each[0] + each[3], each[1] + each[2]))
+
+        found = balanced_cuts(work.tolist(), there_and_back)
+        assert most(found[1:-1]) == min(map(most, combinations(range(1, 12), 3)))
+
+
+def test_stages_beside_a_heavy_head_are_shorter() -> None:
+    """Where the head is as much work as some blocks, the search gives its group of a V-shaped pipeline fewer."""
+    maker = planner("heavy head", "1x2xa100-80gb", 16, None, ("pp=2", "schedule=zbv", "microbatch_size=1"))
+    plan, even = maker.plan(), maker.estimate(ManualConfig(pp=2, schedule="zbv", microbatch_size=1))
+    sizes = [len(stage.assignment) for stage in plan.stages]
+    assert sizes[0] + sizes[3] - 2 < sizes[1] + sizes[2]  # without embedding and head
+    assert plan.step_time_s < even.step_time_s
+    assert plan.lower_bound_s is not None
+    assert plan.lower_bound_s <= plan.step_time_s
 
 
 @pytest.mark.parametrize("model", ["gpt", "llama"])

@@ -17,7 +17,7 @@ from autopar.formulate.layers.tables import Setting
 from autopar.formulate.pipelines.book import Chunk, GroupPlan, Ranges, Seam, StageBook, StagePart
 from autopar.formulate.pipelines.ground import Ground
 from autopar.formulate.pipelines.piped import PipedTime, run
-from autopar.formulate.pipelines.stages import even_cuts
+from autopar.formulate.pipelines.stages import balanced_cuts, even_cuts
 from autopar.graph import DTYPE_BYTES
 from autopar.plan import Between
 from autopar.schedules import SPLIT
@@ -115,7 +115,7 @@ class PipelineScenario:
     def _bound_of(self, micro_s: float, share: float) -> float:
         """A bound from the seconds of a microbatch, of which no more than a share makes gradients of weights."""
         shape = self.shape
-        if self._fixed is not None or len(set(self.books)) > 1 or not np.isfinite(micro_s):
+        if self._tried or len(set(self.books)) > 1 or not np.isfinite(micro_s):
             return shape.num_microbatches * micro_s / shape.groups
         if shape.schedule not in SPLIT:
             share = 0.0
@@ -135,16 +135,21 @@ class PipelineScenario:
         return self._bound_by([book.ranges for book in self.books], self._in_flight)
 
     def _bound_by(self, ranges: Sequence[Ranges], in_flight: Sequence[int]) -> float:
-        if self._fixed is None:
+        if not self._tried:
             return bound_s(*self._bounds(ranges, in_flight))
-        return self._fixed_bound(self._fixed, ranges, in_flight)
+        return min(self._fixed_bound(cuts, ranges, in_flight) for cuts in self._tried)
 
-    @property
-    def _fixed(self) -> Cuts | None:
-        """Cuts that aren't searched for: those given; with several chunks a device the most even ones."""
-        if self.cuts is None and self.shape.chunks > 1:
-            return even_cuts(len(self.book.units), self.shape.stages)
-        return self.cuts
+    @cached_property
+    def _tried(self) -> tuple[Cuts, ...]:
+        """The cuts that are tried; none where they are searched for.
+
+        Those given; with several chunks a device the most even ones, and those that even out the groups' work.
+        """
+        if self.cuts is not None or self.shape.chunks == 1:
+            return () if self.cuts is None else (self.cuts,)
+        units, groups = self.book.units, range(self.shape.groups)
+        balanced = balanced_cuts(units.flops, [self.shape.stages_of(g) for g in groups])
+        return tuple(dict.fromkeys((balanced, even_cuts(len(units), self.shape.stages))))
 
     def _bounds(self, ranges: Sequence[Ranges], in_flight: Sequence[int]) -> tuple[Floats, Floats]:
         """Of each stage, which is a group, by the group's ranges; in two ways where passes of weights are apart."""
@@ -197,10 +202,10 @@ class PipelineScenario:
             return None
         best: SolvedPipeline | None = None
         for seam in self._seams:
-            fixed = self._fixed
-            tried = self._search(seam, cutoff_s) if fixed is None else self._at_cuts(fixed, seam, cutoff_s)
-            if tried is not None and tried.step_time_s < cutoff_s:
-                best, cutoff_s = tried, tried.step_time_s
+            for cuts in self._tried or (None,):
+                found = self._search(seam, cutoff_s) if cuts is None else self._at_cuts(cuts, seam, cutoff_s)
+                if found is not None and found.step_time_s < cutoff_s:
+                    best, cutoff_s = found, found.step_time_s
         return best
 
     def enough_bytes(self) -> float:
@@ -209,13 +214,13 @@ class PipelineScenario:
 
     def tightest(self) -> tuple[float, int]:
         """Of the most even stages, all as lean as can be, the one that holds most: its bytes and its number."""
-        cuts = self._fixed or even_cuts(len(self.book.units), self.shape.stages)
         found = [
             max(
                 (self.books[g].least_peak(c, holdings(self.shape, g), seam), g)
                 for g, c in enumerate(self._chunks(cuts))
             )
             for seam in self._seams
+            for cuts in self._tried or (even_cuts(len(self.book.units), self.shape.stages),)
         ]
         return min(found, default=(np.inf, 0))
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise, product
 from math import prod
 
+import numpy as np
+from numpy.typing import NDArray
+
 from autopar.cost.activations import outputs_saved
+from autopar.cost.work import layer_flops
 from autopar.formulate.layers.labels import at_cut
 from autopar.formulate.layers.runs import LayerRun
 from autopar.graph import DTYPE_BYTES, Layout, OpGraph, TensorSpec, local_shape
@@ -34,6 +39,12 @@ class Units:
         """First layer of each unit, then the number of layers."""
         blocks = block_indices(self.graph)
         return (0, *(before + 1 for before in blocks[:-1]), len(self.graph.layers))
+
+    @cached_property
+    def flops(self) -> tuple[float, ...]:
+        """FLOPs of each unit, for one sample."""
+        each = layer_flops(self.graph, 1)
+        return tuple(sum(each[first:end]) for first, end in pairwise(self.starts))
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -94,3 +105,35 @@ def even_cuts(units: int, stages: int) -> tuple[int, ...]:
     for size in sizes:
         cuts.append(cuts[-1] + size)
     return tuple(cuts)
+
+
+def balanced_cuts(work: Sequence[float], stages_of: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Cuts of units with so much `work` each that even out the work of groups; `stages_of`: the stages of each group.
+
+    From even cuts on the group with most work hands a unit to the one with least, as long as that makes the most less;
+    of their stages so that these become most alike.
+    """
+    before = np.concatenate([[0.0], np.cumsum(work)])
+
+    def cuts_of(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.concatenate([[0], np.cumsum(sizes)])
+
+    def loads(sizes: NDArray[np.int64]) -> tuple[NDArray[np.float64], float]:
+        each = np.diff(before[cuts_of(sizes)])
+        return np.array([sum(each[s] for s in own) for own in stages_of]), float(each @ each)
+
+    def handed(sizes: NDArray[np.int64], most: int, least: int) -> Iterator[NDArray[np.int64]]:
+        for giver, taker in product(stages_of[most], stages_of[least]):
+            if giver != taker and sizes[giver] > 1:
+                change = np.zeros_like(sizes)
+                change[giver], change[taker] = -1, 1
+                yield sizes + change
+
+    sizes = np.diff(even_cuts(len(work), sum(map(len, stages_of))))
+    while True:
+        found, _ = loads(sizes)
+        tried = [(loads(s), s) for s in handed(sizes, int(found.argmax()), int(found.argmin()))]
+        less = [(alike, s) for (of, alike), s in tried if of.max() < found.max() * (1 - 1e-9)]
+        if not less:
+            return tuple(cuts_of(sizes).tolist())
+        _, sizes = min(less, key=lambda one: one[0])
