@@ -12,6 +12,7 @@ from autopar.emit import buckets
 from autopar.emit.groups import Axes, StageGroups
 from autopar.emit.storage import Storage
 from autopar.emit.torch_private import copy_all, laid_out_as
+from autopar.shard.host import host_memory
 
 T = TypeVar("T")
 
@@ -113,7 +114,8 @@ def _stored_part(storage: Storage, gradient: Tensor, groups: StageGroups) -> Ten
 
 def add_gradient(gradient: Tensor, public: nn.Parameter) -> None:
     """Add this rank's shard `gradient` to `public.grad`."""
-    gradient = gradient.to(local(public.detach()).device)
+    if local(public.detach()).device != gradient.device:  # the optimizer steps on the host: it must have arrived
+        gradient = host_memory(gradient.shape, gradient.dtype, gradient.device).copy_(gradient)
     if public.grad is None:
         public.grad = laid_out_as(public, gradient)
     else:

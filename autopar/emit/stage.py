@@ -27,6 +27,7 @@ from autopar.emit.storage import Storage, parameter_uses, plan_storage, shard
 from autopar.graph import REPLICATE, Layout, OpGraph
 from autopar.plan import PlanRecord, StagePlan
 from autopar.schedules import SPLIT
+from autopar.shard.host import host_memory
 from autopar.shard.localize import groups_of
 from autopar.shard.storage import Keeper
 from autopar.trace.torch_private import named_tensors
@@ -133,7 +134,10 @@ class Builder:
         """Memory for what this rank stores of a parameter."""
         computed = torch.empty(self._compute_shape(storage), device="meta")
         shape = storage.stored_shard(computed, self.groups).shape
-        return torch.empty(shape, dtype=storage.dtype, device=storage.home(self.groups.device))
+        device = self.groups.device
+        if storage.hosted and device.type != "meta":
+            return host_memory(shape, storage.dtype, device)
+        return torch.empty(shape, dtype=storage.dtype, device=device)
 
     def _public(self, storage: Storage, stored: Tensor) -> nn.Parameter:
         return nn.Parameter(storage.as_dtensor(stored, self.groups), storage.trainable)

@@ -15,8 +15,6 @@ from autopar.graph import PARTIAL, REPLICATE, Layer, Layout, OpGraph, TensorSpec
 from autopar.plan import DtypePolicy, LayerStrategy
 from autopar.shard.storage import ParameterStorage, parameter_storage
 
-HOST = torch.device("cpu")
-
 
 @dataclass(frozen=True)
 class Storage(ParameterStorage):
@@ -43,10 +41,6 @@ class Storage(ParameterStorage):
     def compute_shard(self, whole: Tensor, groups: StageGroups) -> Tensor:
         """This rank's part of the global tensor `whole` that its layers compute with (a view)."""
         return shard(whole, self.layout, groups)
-
-    def home(self, device: torch.device) -> torch.device:
-        """Where what is stored lies, of layers on `device`."""
-        return HOST if self.hosted and device.type != "meta" else device
 
     def stored_shard(self, computed: Tensor, groups: StageGroups) -> Tensor:
         """This rank's rows of the shard `computed` that layers compute with (a view)."""

@@ -20,8 +20,13 @@ def to_host(x: Tensor) -> Tensor:
         raw = torch.from_numpy(np.empty(x.numel() * x.element_size(), dtype=np.uint8))
         kept = raw.view(x.dtype).view(x.shape)
     else:
-        kept = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+        kept = host_memory(x.shape, x.dtype, x.device)
     return kept.copy_(x, non_blocking=True)
+
+
+def host_memory(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Unset memory of the host, pinned where it is to be exchanged with an accelerator."""
+    return torch.empty(shape, dtype=dtype, pin_memory=device.type not in ("cpu", "meta"))
 
 
 def from_host(kept: Tensor, device: torch.device) -> Tensor:

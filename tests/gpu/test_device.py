@@ -22,7 +22,10 @@ from autopar.trace.models.spec import load_model
 
 MODEL = "gpt:layers=4,hidden=512,heads=8,vocab=8192"
 TOKENS, GLOBAL_BATCH, ROUNDS, POINTS = 256, 16, 5, 200
-CONFIGS = ("microbatch_size=16", "microbatch_size=4", "microbatch_size=16,recompute=full")
+CONFIGS = (
+    "microbatch_size=16", "microbatch_size=4", "microbatch_size=16,recompute=full",
+    "microbatch_size=16,offload=activations", "microbatch_size=4,offload=optimizer",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ def table(rows: list[Row]) -> str:
 @pytest.mark.gpu
 @pytest.mark.skipif(not runtime().is_available(), reason="no device that torch can use")
 def test_predicted_against_measured() -> None:
-    """About 200 points are timed for planning; three plans compute one loss, their peaks are as predicted to 15 %."""
+    """About 200 points are timed for planning; plans compute one loss, their peaks are as predicted to 15 %."""
     device = local_device()
     profile = profiling.profile(**planning("bf16"))
     print(f"\n{len(profile.timings)} timings on {profile.environment.device}")
