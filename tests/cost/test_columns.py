@@ -61,6 +61,24 @@ def test_columns_are_priced_as_their_calls_are(name: str) -> None:
         assert set(found.sources[i]) <= set(alone.sources)  # calls without any work count as roofline
 
 
+def test_keys_that_differ_in_lengths_are_priced_as_alone() -> None:
+    """Keys of one operator, of numbers and columns and lengths of 1 mixed, cost together what each costs alone."""
+    pricer, b = RooflinePricer(load_cluster("8xa100-80gb")), np.array([1, 2, 3, 8, 9])
+    alike = [
+        OpKey("aten.linear.default", (tensor(rows, 64, inner), tensor(outer, inner)))
+        for rows, outer, inner in ((b, 512, 256), (4, 512, 256), (1, 1024, 256), (2 * b, 1024, 512), (b, 1, 512))
+    ]
+    alike += [OpKey("aten.add.Tensor", (tensor(b, n), tensor(b, n))) for n in (1, 64, 128)]
+    alike += [OpKey("aten.add.Tensor", (tensor(b, n), tensor(n))) for n in (1, 64, 128)]
+    alike += [OpKey("aten.expand.default", (tensor(1, n), (m, n))) for n, m in ((64, b), (64, 7), (128, b))]
+    alike += [OpKey("autopar.offload.default", (tensor(n, 64 * b),)) for n in (2, 3)]
+    together = column_times(alike, CALLS, pricer)
+    for i, key in enumerate(alike):
+        alone = pricer.ops([one_call(key, call) for call in range(CALLS)])
+        np.testing.assert_allclose(together.forward_s[i], alone.forward_s, rtol=1e-12, err_msg=repr(key))
+        np.testing.assert_allclose(together.backward_s[i], alone.backward_s, rtol=1e-12, err_msg=repr(key))
+
+
 def test_pricers_that_time_are_asked_for_single_calls() -> None:
     """A pricer without columns is asked for each call's own key."""
     recorder = Recorder(RooflinePricer(load_cluster("8xa100-80gb")))
