@@ -25,7 +25,10 @@ def work(key: OpKey) -> Work:
     if kind:
         rows = prod(operands[0].shape[:-1])
         forward, backward = forward._replace(rows=rows), backward._replace(rows=rows)
-    return Work(forward, backward if wanted else NOTHING, operands[0].dtype if operands else "float32", kind)
+    dtype = operands[0].dtype if operands else "float32"
+    if dtype in _REAL:  # a product of complex numbers is four of real ones
+        forward, backward = (p._replace(gemms=4 * p.gemms) for p in (forward, backward))
+    return Work(forward, backward if wanted else NOTHING, _REAL.get(dtype, dtype), kind)
 
 
 def is_view(target: str) -> bool:
@@ -52,6 +55,8 @@ def _name(target: str) -> str:
     return target.split(".")[1]
 
 
+_REAL = {"complex64": "float32", "complex128": "float64"}
+"""Dtypes of the parts of complex numbers."""
 _ROW_KINDS = {
     **dict.fromkeys(("layer_norm", "native_layer_norm", "rms_norm", "group_norm"), "layer_norm"),
     **dict.fromkeys(("softmax", "_softmax", "_safe_softmax", "log_softmax", "_log_softmax"), "softmax"),

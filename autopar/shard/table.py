@@ -61,7 +61,7 @@ RULES: dict[str, str | LineMaker] = {
     "aten.mm": "m k, k n -> m n",
     "aten.bmm": "b m k, b k n -> b m n",
     "aten.mv": "m k, k -> m",
-    "aten.dot": "k, k ->",
+    **dict.fromkeys(("aten.dot", "aten.vdot"), "k, k ->"),
     "aten.outer": "m, n -> m n",
     "aten.addmm": "+ m n, m k, k n -> m n",
     "aten.baddbmm": "+ b m n, b m k, b k n -> b m n",
@@ -95,7 +95,7 @@ RULES: dict[str, str | LineMaker] = {
     "aten.sum": make.summed(),
     "aten.mean": make.summed("mean"),
     **{f"aten.{name}": make.along(1, "dim") for name in REDUCTIONS.split()},
-    "aten.linalg_vector_norm": make.along(2, "dim"),
+    **dict.fromkeys(("aten.linalg_vector_norm", "aten.norm"), make.along(2, "dim")),
     **dict.fromkeys(
         ("aten.softmax", "aten.log_softmax", "aten._softmax", "aten._log_softmax", "aten._safe_softmax"),
         make.along(1, "dim"),

@@ -22,6 +22,7 @@ from autopar.trace.opaque.standins import StandIns
 from autopar.trace.rewrite.attention import without_fused_dropout
 from autopar.trace.rewrite.canonical import explicit_sizes, functional, without_dead_code, without_no_ops
 from autopar.trace.rewrite.unmerged import unmerged_rows
+from autopar.trace.rewrite.written import without_out, written_as_reals
 from autopar.trace.saved import annotate
 from autopar.trace.separable import judge
 from autopar.trace.sizes import OperatorError
@@ -105,7 +106,8 @@ def _opaque_ops(graph: OpGraph) -> list[Op]:
 
 
 def _graph(flat: Flat) -> OpGraph:
-    flat = without_fused_dropout(without_dead_code(fold_masks(unmerged_rows(explicit_sizes(functional(flat))))))
+    flat = explicit_sizes(written_as_reals(functional(without_out(flat))))
+    flat = without_fused_dropout(without_dead_code(fold_masks(unmerged_rows(flat))))
     flat = without_dead_code(without_no_ops(annotate(flat)))
     return judge(cut_into_layers(flat))
 

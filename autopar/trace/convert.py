@@ -14,15 +14,17 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._pytree import tree_leaves
 
 from autopar.errors import TraceError
 from autopar.graph import Argument, DeviceArg, Dtype, Extent, Op, Ref, TensorSpec
 from autopar.trace import marker
+from autopar.trace.composite import COMPOSITE
 from autopar.trace.flat import BUFFER, INPUT, PARAM, BlockCall, Item, in_module
 from autopar.trace.layers.blocks import Block
 from autopar.trace.opaque.operator import OPAQUE, OPAQUE_MARK, Form
 from autopar.trace.sizes import DependsOnDataError, NotLinearError, extent, spec_of
-from autopar.trace.torch_private import HIGHER_ORDER, OVERLOAD
+from autopar.trace.torch_private import HIGHER_ORDER, OVERLOAD, taken_apart
 
 ROOT = "model."
 """Prefix of the model's own names inside the exported wrapper."""
@@ -181,13 +183,16 @@ class Converter:
             return [env[n] for n in node.args[0]]
         if name == marker.BLOCK:
             return self._block(node, env)
+        if name in COMPOSITE:
+            return self._apart(node, env)
         if name == OPAQUE_MARK:
             tensors, form = _argument(node.args[0], env), self._forms[node.args[1]].text()
             return self._emit(node.name, OPAQUE, (tensors, form), (), tuple(map(spec_of, value)))
         return self._op(node, name, value, env)
 
     def _op(self, node: fx.Node, target: str, value: Any, env: dict[fx.Node, Any]) -> Any:
-        args = tuple(_argument(a, env) for a in node.args)
+        numbers = [self._complex(a, value) if isinstance(a, complex) and a.imag else a for a in node.args]
+        args = tuple(a if isinstance(a, Ref) else _argument(a, env) for a in numbers)
         kwargs = tuple((k, _argument(a, env)) for k, a in node.kwargs.items() if k not in _DROPPED_KEYWORDS)
         if target == "aten.clone.default" and node.kwargs.get("memory_format") is torch.contiguous_format:
             target = "aten.contiguous.default"
@@ -195,6 +200,26 @@ class Converter:
             return self._emit(node.name, target, args, kwargs, (spec_of(value),))[0]
         tensors = [v for v in value or () if isinstance(v, Tensor)]
         return self._emit(node.name, target, args, kwargs, tuple(map(spec_of, tensors)))
+
+    def _complex(self, number: complex, result: Tensor) -> Ref:
+        """A complex number as a tensor; one of the kind that a call with such a `result` takes."""
+        dtype = str(result.dtype).removeprefix("torch.")
+        real = "float64" if result.dtype == torch.complex128 else "float32"
+        kwargs = (("dtype", Dtype(real)), ("device", DeviceArg()))
+        spec = TensorSpec((), real)
+        parts = [
+            self._emit("full", "aten.full.default", ((), x), kwargs, (spec,))[0] for x in (number.real, number.imag)
+        ]
+        return self._emit("complex", "aten.complex.default", tuple(parts), (), (TensorSpec((), dtype),))[0]
+
+    def _apart(self, node: Any, env: dict[fx.Node, Any]) -> Any:
+        """The operators that a composite one is made of."""
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+        body = taken_apart(node.target, args, kwargs)
+        tensors = [leaf for leaf in tree_leaves((node.args, node.kwargs)) if isinstance(leaf, fx.Node)]
+        inner = [n for n in body.graph.nodes if n.op == "placeholder"]
+        results = self._walk(body, dict(zip(inner, (env[n] for n in tensors), strict=True)))
+        return results if isinstance(node.meta["val"], (tuple, list)) else results[0]
 
     def _block(self, node: Any, env: dict[fx.Node, Any]) -> list[Ref]:
         inputs, produced, _, index = node.args

@@ -24,7 +24,7 @@ from autopar.trace.opaque.standins import StandIns
 from autopar.trace.shadow import shadow
 from autopar.trace.sizes import spec_of
 from autopar.trace.two_sizes import SIZES, blended
-from autopar.trace.undisturbed import nothing_left, without_autocast
+from autopar.trace.undisturbed import nothing_left, without_autocast, without_checks
 
 AUTOCAST = "forward asks for autocast: dtypes are those of the plan all the same"
 
@@ -73,7 +73,7 @@ class Exporter:
             blocks_.install(root, blocks)
             dim = torch.export.Dim("batch", min=1)
             shapes = (tuple({0: dim} if shares else {} for shares in self.inputs.batched),)
-            with Known(), without_autocast() as casts, _quiet_failure():
+            with Known(), without_checks(), without_autocast() as casts, _quiet_failure():
                 program = torch.export.export(root, tensors, dynamic_shapes=shapes if symbolic else None, strict=False)
             converter = Converter(program, self.inputs.names, names, blocks, self.stand_ins.forms)
         finally:
@@ -86,7 +86,7 @@ class Exporter:
         """The repeated blocks of the model, run once on meta at `batch`."""
         tensors = self.inputs.on_meta(batch, self.dtype)
         self.stand_ins.install(root.model, batch if told else None)
-        with Known(), without_autocast(), nothing_left(root):
+        with Known(), without_checks(), without_autocast(), nothing_left(root):
             return blocks_.find(root, tensors)
 
     def _flat(

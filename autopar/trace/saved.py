@@ -5,8 +5,10 @@ Found by running the operators on meta tensors at two batch sizes with autograd'
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,13 +24,16 @@ BATCHES = (2, 4)
 ATTENTION = "aten.scaled_dot_product_attention.default"
 DROPOUT = "aten.dropout.default"
 
+Extra: TypeAlias = tuple[tuple[int, ...], str]
+"""Shape and dtype of a tensor that is kept."""
+
 
 @dataclass(frozen=True)
 class _Seen:
     """One op at one batch size: what it saved, the aliases of its results, and whether they carry gradients."""
 
     values: tuple[str, ...]
-    extra: tuple[tuple[tuple[int, ...], str], ...]
+    extra: tuple[Extra, ...]
     alias_of: tuple[str | None, ...]
     requires_grad: tuple[bool, ...]
 
@@ -62,10 +67,17 @@ def _saved(op: Op, small: _Seen, large: _Seen, values: Mapping[str, TensorSpec])
         return Saved(inputs, (TensorSpec((Extent(kept) if batched else Extent(0, kept),), "uint8"),))
     if op.target == DROPOUT and op.args[2] is True:  # kept as a mask of one byte an element
         return Saved((), (TensorSpec(values[op.results[0]].shape, "bool"),))
-    extra = tuple(
-        TensorSpec(_extents(a, b), dtype) for (a, dtype), (b, _) in zip(small.extra, large.extra, strict=True)
-    )
+    one, other = small.extra, large.extra
+    if len(one) != len(other):  # so many for each sample: steps of a recurrent layer along the first dim
+        one, other = _by_dtype(one), _by_dtype(other)
+    extra = tuple(TensorSpec(_extents(a, b), dtype) for (a, dtype), (b, _) in zip(one, other, strict=True))
     return Saved(small.values, extra)
+
+
+def _by_dtype(extra: Sequence[Extra]) -> tuple[Extra, ...]:
+    """All elements of each dtype in one row."""
+    dtypes = sorted({dtype for _, dtype in extra})
+    return tuple(((sum(prod(shape) for shape, own in extra if own == dtype),), dtype) for dtype in dtypes)
 
 
 def _flash_attention(op: Op, values: Mapping[str, TensorSpec]) -> Saved:

@@ -71,6 +71,7 @@ _ALONG_DIM = {
     "scatter_reduce", "slice_scatter", "index_add", "index_copy", "logcumsumexp", "cummax", "cummin",
     "kthvalue", "std_mean", "count_nonzero", "aminmax", "fft_fft", "fft_ifft", "fft_rfft", "fft_irfft", "fft_fft2",
     "fft_ifft2", "fft_rfft2", "fft_fftn", "fft_ifftn", "fft_rfftn", "cosine_similarity", "repeat_interleave",
+    "median", "mode", "nansum", "linalg_cross", "fft_irfft2", "fft_irfftn", "index_fill",
 }  # fmt: skip
 _CONTRACTIONS = {
     "linear", "matmul", "mm", "bmm", "addmm", "baddbmm",
@@ -83,8 +84,10 @@ _BATCH_FIRST = {
     "adaptive_avg_pool3d", "adaptive_max_pool3d", "upsample_nearest1d", "upsample_nearest3d", "upsample_linear1d",
     "upsample_bicubic2d", "upsample_trilinear3d", "reflection_pad1d", "reflection_pad2d", "replication_pad1d",
     "replication_pad2d", "max_pool1d_with_indices", "max_pool2d_with_indices", "im2col", "col2im", "grid_sampler",
-    "prelu",
+    "prelu", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d",
+    "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
 }  # fmt: skip
+_MATRICES = {"inverse", "linalg_inv", "linalg_cholesky", "linalg_matrix_exp", "matrix_exp", "linalg_qr", "linalg_eigh"}
 _COUNTED = {
     "cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d",
 }  # fmt: skip
@@ -200,8 +203,8 @@ def _after_reduction(op: Op, given: list[_State], result: TensorSpec) -> LossFor
         return LossForm("mean") if mean else None
     if len(given) == 1:
         return None if adds and form.kind == "sum" else form
-    if adds:
-        return form if len(forms) == len(given) and form.kind != "count" else None
+    if adds:  # what no sample has part in counts once in a mean, in a sum with every microbatch again
+        return form if len(forms) == len(given) or form.kind != "sum" else None
     return form if name in ("mul", "div") and len(forms) == 1 and isinstance(given[0], _Reduced) else None
 
 
@@ -271,6 +274,7 @@ def _apart(op: Op, name: str, specs: list[TensorSpec], operands: list[TensorSpec
         "select_scatter": lambda: not _touches_batch(op, [result]) and len({s.batch_dim for s in specs}) == 1,
         "index": lambda: _indexes_apart(op, operands),
         "opaque": lambda: form_of(str(op.args[1])).apart,
+        **dict.fromkeys(_MATRICES, lambda: all(_from_end(s) < -2 for s in specs)),
         "cdist": lambda: all(_from_end(s) < -2 for s in (*specs, result)),
         **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), lambda: _recurs_apart(op, specs)),
         **dict.fromkeys(

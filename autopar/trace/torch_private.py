@@ -7,10 +7,13 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch._dispatch.python import no_python_dispatcher
 from torch.export._trace import _compiling_state_context  # type: ignore[attr-defined]
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 
 def as_if_exporting() -> AbstractContextManager[None]:
@@ -60,5 +63,23 @@ def is_persistent(owner: nn.Module, name: str) -> bool:
     return name in owner._buffers and name not in owner._non_persistent_buffers_set
 
 
+def taken_apart(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.GraphModule:
+    """The operators that a composite one is made of, as a function of the tensors (fake ones) among its arguments."""
+    leaves, structure = tree_flatten((args, kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+    def call(*given: Tensor) -> Any:
+        left = iter(given)
+        own_args, own_kwargs = tree_unflatten([next(left) if isinstance(x, Tensor) else x for x in leaves], structure)
+        made = operator.decompose(*own_args, **own_kwargs)
+        return made if isinstance(made, (tuple, list)) else (made,)
+
+    mode = next(t.fake_mode for t in tensors)  # type: ignore[attr-defined]
+    with mode:
+        return make_fx(call)(*tensors)
+
+
+CONSTRUCTORS: frozenset[Any] = frozenset(_device_constructors())
+"""Functions that make tensors of numbers and take the device on which."""
 HIGHER_ORDER = torch._ops.HigherOrderOperator
 OVERLOAD = torch._ops.OpOverload

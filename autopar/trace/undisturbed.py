@@ -1,4 +1,4 @@
-"""What forward does beside computing, kept out of a trace: autocast regions, and what it leaves behind on modules."""
+"""What forward does beside computing, kept out of a trace: autocast, checks of values, what it leaves on modules."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 from torch.amp.autocast_mode import autocast
 
@@ -32,6 +33,18 @@ def without_autocast() -> Iterator[list[bool]]:
     finally:
         for name, function in own.items():
             setattr(autocast, name, function)
+
+
+@contextmanager
+def without_checks() -> Iterator[None]:
+    """Inside, distributions don't check their parameters, as tensors without data have no values to check."""
+    kind = torch.distributions.Distribution
+    before: bool = vars(kind)["_validate_args"]
+    kind.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        kind.set_default_validate_args(before)
 
 
 @contextmanager

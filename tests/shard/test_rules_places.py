@@ -49,6 +49,7 @@ CALLS: list[Call] = [
     *_each("fft_irfft2", complexes(5, 5, 3), offered="d0"),
     *_each("fft_irfftn", complexes(5, 5, 3), None, [0, 2], offered="d1"),
     *_each("median.dim mode", reals(4, 6), 0, offered="d1"),
+    *_each("norm.ScalarOpt_dim", reals(4, 6), 2, [1], offered="d0"),
     *_each("nansum", reals(4, 6), [1], offered="d0"),
     *_each("diagonal", reals(4, 6, 3, 6), 0, 1, 3, offered="d0 d2"),
     *_each("diag_embed", reals(4, 6), offered="d0"),

@@ -23,6 +23,7 @@ CALLS: list[Call] = [
     ("matmul", (reals(8), reals(8)), {}, "k"),
     ("mv", (reals(4, 8), reals(8)), {}, "m k"),
     ("dot", (reals(8), reals(8)), {}, "k"),
+    ("vdot", (reals(8), reals(8)), {}, "k"),
     ("outer", (reals(8), reals(6)), {}, "m n"),
     ("einsum", ("bsk,nk->bsn", (reals(4, 6, 8), reals(10, 8))), {}, "b s k n"),
     ("einsum", ("sk,kn", (reals(6, 8), reals(8, 10))), {}, "k n s"),

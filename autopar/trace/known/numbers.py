@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from autopar.trace.torch_private import off_the_record
+from autopar.trace.known.instead import INSTEAD
+from autopar.trace.torch_private import CONSTRUCTORS, off_the_record
 
 SPELLED_OUT = 64
 """How many numbers of a literal may become operators."""
@@ -48,6 +49,10 @@ class Known(TorchFunctionMode):
         if func in _LITERALS and len(args) == 1:  # wherever it is put, what it meets is on meta
             made = self._literal(args[0], kwargs.get("dtype"))
             return func(*args, **kwargs) if made is None else made
+        if func in CONSTRUCTORS and func not in _LITERALS and torch.compiler.is_exporting():
+            kwargs = {**kwargs, "device": "meta"}  # wherever it says, or nowhere: the plan puts it with all else
+        if torch.compiler.is_exporting():
+            func = INSTEAD.get(func, func)
         if func in _INDEXING and args[0].is_meta:
             args = (args[0], self._index(args[1]), *args[2:])
         values = self._valued((args, kwargs)) if _may_be_known(func, args) else None

@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -58,10 +59,10 @@ def learn(module: nn.Module, call: Call, inputs: tuple[TensorSpec, ...], compute
     """
     with off_the_record(), torch.random.fork_rng(devices=[]), torch.enable_grad():
         problem: Exception | None = None
-        for dtype in CLOSE:
+        for dtype, least in product(CLOSE, (0, 1)):
             torch.manual_seed(0)
             try:
-                return _Trial(module, call, inputs, compute, dtype).learned()
+                return _Trial(module, call, inputs, compute, dtype, least).learned()
             except UnfitError:
                 raise
             except Exception as error:  # the module's own
@@ -71,10 +72,17 @@ def learn(module: nn.Module, call: Call, inputs: tuple[TensorSpec, ...], compute
 
 class _Trial:
     def __init__(
-        self, module: nn.Module, call: Call, inputs: tuple[TensorSpec, ...], compute: str, dtype: torch.dtype
+        self,
+        module: nn.Module,
+        call: Call,
+        inputs: tuple[TensorSpec, ...],
+        compute: str,
+        dtype: torch.dtype,
+        least: int,
     ) -> None:
         self.module, self.call, self.inputs, self.compute = _real(module, dtype), call, inputs, compute
         self.dtype = dtype
+        self.least = least  # of whole numbers: some modules refuse 0 (lengths of sequences)
         merged = {e.per_sample for spec in inputs for e in spec.shape if e.is_batch}
         self.per_sample = merged.pop() if len(merged) == 1 else 1
         self.rows = min(self.per_sample, ROWS) if not merged else 1
@@ -149,7 +157,7 @@ class _Trial:
             return value.requires_grad_(spec.requires_grad)
         if spec.dtype == "bool":
             return torch.ones(shape, dtype=torch.bool)
-        return torch.randint(0, 2, shape).to(getattr(torch, spec.dtype))
+        return torch.randint(self.least, 2, shape).to(getattr(torch, spec.dtype))
 
     def _is_few(self, extent: Extent) -> bool:
         return extent.per_sample == self.per_sample

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+import torch
+
 from autopar.errors import TraceError
 from autopar.graph import Argument, DeviceArg, Dtype, Extent, Op, Ref, TensorSpec
 from autopar.trace.flat import BUFFER, BlockCall, Flat, Item, body, rename_item, renamed_ends
@@ -137,6 +139,11 @@ def functional(flat: Flat) -> Flat:
             source, written = item.args[0], original.args[0]
             if not isinstance(source, Ref) or not isinstance(written, Ref):
                 raise TraceError(f"{item.module}: {item.target} changes {source!r} in place. Write it out of place.")
+            if not _exists(plain):
+                raise TraceError(
+                    f"{item.module or 'the model'}: {item.target} changes a tensor in place and has no form that makes "
+                    "a new one. Write the change without an in-place operator (for example torch.where)."
+                )
             *casts, item = _copied(item, values) if plain == COPY else [_out_of_place(item, plain)]
             items += casts
             names = _now_read(names, {source.name: item.results[0]})
@@ -171,6 +178,12 @@ def _copied(op: Op, values: dict[str, TensorSpec]) -> list[Op]:
     values[cast] = replace(values[source], dtype=after.dtype)
     to = Op(cast, "aten.to.dtype", (Ref(source), Dtype(after.dtype)), (), (cast,), (None,), module=op.module)
     return [to, replace(op, target="aten.expand.default", args=(Ref(cast), _shape(after)), kwargs=())]
+
+
+def _exists(target: str) -> bool:
+    """Whether torch has an operator of the name."""
+    namespace, name, variant = target.split(".")
+    return hasattr(getattr(getattr(torch.ops, namespace), name, None), variant)
 
 
 def _now_read(names: dict[str, str], changed: dict[str, str]) -> dict[str, str]:
