@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import numpy as np
 
 from autopar.cost.demand import Demand, DemandTimes, price_demands
 from autopar.cost.memory import LayerMemory
@@ -75,13 +78,24 @@ class LayerFigures:
 
 def figures_of(work: LayerWork, pricer: Pricer) -> LayerFigures:
     """Price the work of a layer on the pricer's cluster."""
-    parts = (work.calls, work.passing, work.micro_sync, work.rerun, work.step_sync, work.optimizer)
-    return _add_up(price_demands((*parts, *weights_alone(work.calls)), pricer), work, pricer.cluster.device.overlap)
+    return figures_of_all([work], pricer)[0]
 
 
-def _add_up(times: DemandTimes, work: LayerWork, overlap: float) -> LayerFigures:
-    forward, backward = times.forward_compute_s.tolist(), times.backward_compute_s.tolist()
-    sent, returned = times.forward_communication_s.tolist(), times.backward_communication_s.tolist()
+def figures_of_all(works: Sequence[LayerWork], pricer: Pricer) -> list[LayerFigures]:
+    """Price the work of several layers at once."""
+    parts = [
+        (w.calls, w.passing, w.micro_sync, w.rerun, w.step_sync, w.optimizer, *weights_alone(w.calls)) for w in works
+    ]
+    times = price_demands([demand for own in parts for demand in own], pricer)
+    ends = np.cumsum([0, *map(len, parts)]).tolist()
+    overlap = pricer.cluster.device.overlap
+    return [_add_up(times, slice(a, b), w, overlap) for w, (a, b) in zip(works, pairwise(ends), strict=True)]
+
+
+def _add_up(times: DemandTimes, own: slice, work: LayerWork, overlap: float) -> LayerFigures:
+    """The figures of a layer, whose parts are the demands `own`."""
+    forward, backward = times.forward_compute_s[own].tolist(), times.backward_compute_s[own].tolist()
+    sent, returned = times.forward_communication_s[own].tolist(), times.backward_communication_s[own].tolist()
     beside = forward[0] + backward[0] + forward[3]
     gathers = sent[2] + returned[2]
     exposed = exposed_s(gathers, beside, overlap) / gathers if gathers else 0.0
@@ -100,9 +114,11 @@ def _add_up(times: DemandTimes, work: LayerWork, overlap: float) -> LayerFigures
     step = {"compute": forward[4], "communication": sent[4], "optimizer": forward[5]}
     micro_sources: dict[Source, float] = {}
     step_sources: dict[Source, float] = {}
-    for source, seconds in times.by_source.items():
-        micro_sources[source] = float(seconds[:4].sum())
-        step_sources[source] = float(seconds[4:6].sum())
+    for source, of_all in times.by_source.items():
+        seconds = of_all[own]
+        if seconds.any():
+            micro_sources[source] = float(seconds[:4].sum())
+            step_sources[source] = float(seconds[4:6].sum())
     weights_s = backward[6] + backward[7] / 2
     return LayerFigures(
         sum(passes.values()), sum(step.values()), work.memory, micro, step, micro_sources, step_sources, passes,

@@ -70,6 +70,18 @@ def layer_figures(
     known: LoweredLayer | None = None,
 ) -> LayerFigures:
     """Price a layer of `run` under `strategy` from its lowered program, which may be `known`."""
+    return figures_of(layer_work(run, strategy, setting, policy, optimizer, known), pricer)
+
+
+def layer_work(
+    run: LayerRun,
+    strategy: LayerStrategy,
+    setting: Setting,
+    policy: DtypePolicy,
+    optimizer: str,
+    known: LoweredLayer | None = None,
+) -> LayerWork:
+    """What a layer of `run` under `strategy` asks for."""
     around, layer = run.around, run.layer
     known = known or lowered(run, strategy, setting)
     uses = Uses(_unmarked(layer, around.owned), _unmarked(layer, around.graded),
@@ -85,8 +97,7 @@ def layer_figures(
     )  # fmt: skip
     memory = replace(memory, inputs=_inputs_bytes(run, strategy, setting))
     update = (step_demand if hosted else optimizer_demand)(updated, policy, optimizer)
-    work = LayerWork(known.calls, known.passing, micro, known.rerun, step, update, memory)
-    return figures_of(work, pricer)
+    return LayerWork(known.calls, known.passing, micro, known.rerun, step, update, memory)
 
 
 def _unmarked(layer: LayerClass, marks: Sequence[bool]) -> frozenset[str]:

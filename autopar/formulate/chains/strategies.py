@@ -15,12 +15,12 @@ from math import prod
 
 import numpy as np
 
-from autopar.cost.layer import LayerFigures
+from autopar.cost.layer import LayerWork, figures_of_all
 from autopar.cost.pricer import Pricer
 from autopar.engine.stack_problem import Choices, Floats
 from autopar.formulate.chains.columns import Budget, Column, choices_of
 from autopar.formulate.chains.dual import Dual
-from autopar.formulate.chains.figures import LoweredLayer, layer_figures, lowered
+from autopar.formulate.chains.figures import LoweredLayer, layer_work, lowered
 from autopar.formulate.chains.known import Known
 from autopar.formulate.chains.preselect import Labelling, unbeaten
 from autopar.formulate.chains.reckoning import Reckoning
@@ -237,7 +237,8 @@ class Chains:
         asked = () if leanest else dual.wide() if wide else dual.fine()
         prices = [(price, self.in_flight[-1], 1.0) for price in asked]
         self._make_tables(prices)
-        found: list[dict[Labelling, Column]] = [{} for _ in self.runs]
+        found: list[dict[Labelling, tuple[LayerStrategy, int]]] = [{} for _ in self.runs]
+        works: list[LayerWork] = []
         programs: dict[tuple[int, tuple[int, ...], str], LoweredLayer] = {}
         arcs = list(dict.fromkeys(self._promising([*prices, self._only_bytes])))
         chosen = [*zip(arcs, self._choices(arcs), strict=True), *(self._near(arcs) if wide else ())]
@@ -246,13 +247,18 @@ class Chains:
                 continue
             labels, zero, recompute = choice
             strategy = self._tables[r].space.strategy(dict(enumerate(labels)), zero, recompute)
-            if (r, labels, recompute) not in programs:
-                programs[r, labels, recompute] = lowered(self.runs[r], strategy, self.setting, self.known.calls)
-            tie = arc.storage * 4 + zero if arc.storage >= 0 else -1
-            found[r][choice] = Column(strategy, self._figures(r, strategy, programs[r, labels, recompute]), tie)
+            program = self.runs[r].first_layer, labels, recompute
+            if program not in programs:
+                programs[program] = lowered(self.runs[r], strategy, self.setting, self.known.calls)
+            found[r][choice] = strategy, arc.storage * 4 + zero if arc.storage >= 0 else -1
+        for run, own in zip(self.runs, found, strict=True):
+            for (labels, _, recompute), (strategy, _) in own.items():
+                known = programs[run.first_layer, labels, recompute]
+                works.append(layer_work(run, strategy, self.setting, self.budget.policy, self.budget.optimizer, known))
         self._tables = []
         self._costs.clear()
-        return tuple(tuple(c.values()) for c in found)
+        figures = iter(figures_of_all(works, self.pricer))
+        return tuple(tuple(Column(strategy, next(figures), tie) for strategy, tie in own.values()) for own in found)
 
     def _near(self, arcs: Sequence[tuple[int, Arc]]) -> Iterator[tuple[tuple[int, Arc], Labelling]]:
         """Arcs of runs of few layers with choices that cost little more there than the cheapest."""
@@ -293,7 +299,3 @@ class Chains:
                 mode = tables.modes[arcs[i][1].mode]
                 found[i] = tuple(labels), mode.zero, mode.recompute
         return found
-
-    def _figures(self, r: int, strategy: LayerStrategy, program: LoweredLayer) -> LayerFigures:
-        policy, optimizer = self.budget.policy, self.budget.optimizer
-        return layer_figures(self.runs[r], strategy, self.setting, self.pricer, policy, optimizer, program)

@@ -157,11 +157,11 @@ class PipelineScenario:
         for key in zip(ranges, in_flight, strict=True):
             if key not in by_count:
                 by_count[key] = key[0].load(key[1])
-        loads = np.stack([by_count[key] for key in zip(ranges, in_flight, strict=True)])
-        spans = np.stack([own.micro_s for own in ranges])
+        loads = _by_stage([by_count[key] for key in zip(ranges, in_flight, strict=True)])
+        spans = _by_stage([own.micro_s for own in ranges])
         if self.shape.schedule not in SPLIT:
             return loads[None], spans[None]
-        ahead = np.where(np.isfinite(spans), np.stack([own.forward_s for own in ranges]), np.inf)
+        ahead = np.where(np.isfinite(spans), _by_stage([own.forward_s for own in ranges]), np.inf)
         share = np.array([own.weight_share for own in ranges])[:, None, None]
         kept_up = 1 - share * np.array(weights_behind(self.shape))[:, None, None] / self.shape.num_microbatches
         return np.stack([loads, kept_up * loads]), np.stack([ahead, (1 - share) * spans])
@@ -244,7 +244,7 @@ class PipelineScenario:
 
     def _search(self, seam: Seam, cutoff_s: float) -> SolvedPipeline | None:
         """Look at partitions in order of their bound; a stage is solved when a partition with it comes first."""
-        loads, spans = self._bounds([book.ranges for book in self.books], self._in_flight)
+        loads, spans = map(np.array, self._bounds([book.ranges for book in self.books], self._in_flight))
         exact: dict[tuple[int, int, int], GroupPlan | None] = {}
         best: SolvedPipeline | None = None
         seen: set[Cuts] = set()
@@ -336,6 +336,13 @@ class PipelineScenario:
                 elements = spec.bytes_at(1) // DTYPE_BYTES[spec.dtype] // ways
                 yield names[local], elements * DTYPE_BYTES[chains.budget.policy.gradients]
             layer_index += part.count
+
+
+def _by_stage(each: Sequence[Floats]) -> Floats:
+    """Arrays of the stages as one, which is not to be changed: where all are the same it is that one seen often."""
+    if all(own is each[0] for own in each):
+        return np.broadcast_to(each[0], (len(each), *each[0].shape))
+    return np.stack(each)
 
 
 def _in_order(groups: Sequence[GroupPlan], shape: Shape) -> list[StagePart]:
