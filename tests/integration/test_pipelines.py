@@ -78,22 +78,6 @@ def test_pipeline_is_exact(pool: Pool, name: str, cell: str, recompute: str) -> 
     assert report["largest"] < 1e-9, report
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-@pytest.mark.parametrize("zero", ["0", "1", "2", "3", "3 and 0", "2 and 1"])
-@pytest.mark.parametrize("schedule", ["zb", "zbv", "dualpipev"])
-def test_split_pipelines_take_any_zero_level(pool: Pool, schedule: str, zero: str, recompute: str) -> None:
-    """Every ZeRO level and recomputation, and mixes of both in a stage, under schedules of a split backward pass."""
-    graph = traced("deep gpt")
-    first, _, other = zero.partition(" and ")
-    mixed = f",layers=1-2:zero={other}+recompute=none" if other else ""
-    counts = (3, len(graph.layers) - 3) if schedule == "zb" else (2, 1, 1, len(graph.layers) - 4)
-    record = staged(graph, (f"dp=2,zero={first},recompute={recompute}{mixed}",) * 2, counts, schedule, 4, 2)
-    report = pool.run(4, check, record, graph, "deep gpt")[0]
-    assert not report["missing_gradients"]
-    assert report["largest"] < 1e-9, report
-
-
 PLANNED = {
     "pp 2 x dp 2": "pp=2,dp=2,microbatch_size=2",
     "pp 2 uneven x dp 2": "pp=2,dp=2,microbatch_size=4,stage_layers=1/3",
