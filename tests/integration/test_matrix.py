@@ -95,6 +95,6 @@ def test_cell_is_exact(pool: Pool, case: Case) -> None:
     """Loss, every gradient and the parameters after three AdamW steps equal those of one device to 1e-9."""
     graph = traced(case.model)
     record = record_of(case, graph)
-    report = pool.run(record.request.devices, check, record, graph, case.model)[0]
+    report = pool.run(record.request.devices, check, record, graph, case.model, timeout_s=180)[0]
     assert not report["missing_gradients"]
     assert report["largest"] < 1e-9, report
