@@ -83,7 +83,7 @@ def _stage(record: PlanRecord, number: int) -> Iterator[str]:
     mesh = " x ".join(f"{axis.name}={axis.size}" for axis in stage.mesh) or "one device"
     yield f"Stage {number}: {len(stage.devices)} devices {_ranks(stage.devices)}, mesh {mesh}"
     ranks = [rank for group in record.stages[: record.pp_degree] for rank in group.devices]
-    placed = dict(zip(ranks, record.placement, strict=True))
+    placed = dict(zip(ranks, record.placement, strict=False))
     there = [placed[rank] for rank in stage.devices]
     if there != list(stage.devices):
         yield f"  on the cluster's devices {_ranks(tuple(there))}"
