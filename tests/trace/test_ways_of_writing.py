@@ -51,6 +51,12 @@ def numbers(x: Tensor) -> Tensor:
     return x[:, [-1], :] * scale.flatten().repeat(2) + x[:, [1, 1, 0]].sum(1, keepdim=True)
 
 
+def numbers_as_limits(x: Tensor) -> Tensor:
+    span = torch.tensor(min(x.shape[1], 4))
+    places = torch.clamp(torch.arange(TOKENS) - 2 + span, 0, span + 1)  # type: ignore[call-overload]  # torch takes it
+    return x[:, places] + x[:, TOKENS - span : TOKENS].sum(1, keepdim=True)
+
+
 def ask_what_is_known(x: Tensor) -> Tensor:
     mask = torch.ones(TOKENS, TOKENS, dtype=torch.bool, device=x.device).tril()
     if bool((mask.sum(-1) == torch.arange(1, TOKENS + 1, device=x.device)).all()):
@@ -87,6 +93,7 @@ WAYS = [
     write_to_slices,
     write_through_views,
     numbers,
+    numbers_as_limits,
     ask_what_is_known,
     pick_a_position,
     in_own_dtype,

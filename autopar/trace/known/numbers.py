@@ -32,6 +32,8 @@ _ASKING = (
     Tensor.item, Tensor.tolist, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__, torch.equal,
     torch.allclose, Tensor.equal, Tensor.allclose, torch.is_nonzero, Tensor.is_nonzero,
 )  # fmt: skip
+_NUMBERED = (torch.clamp, Tensor.clamp, Tensor.clamp_, torch.clip, Tensor.clip, Tensor.clip_)
+"""Calls that ask a tensor without dims among their numbers for its value, beside the trace."""
 _RANDOM = (torch.rand_like, torch.randn_like, torch.bernoulli, torch.multinomial, torch.empty_like, Tensor.new_empty)
 
 
@@ -55,6 +57,8 @@ class Known(TorchFunctionMode):
             func = INSTEAD.get(func, func)
         if func in _INDEXING and args[0].is_meta:
             args = (args[0], self._index(args[1]), *args[2:])
+        if func in _NUMBERED:
+            args, kwargs = (args[0], *map(self._number, args[1:])), {k: self._number(v) for k, v in kwargs.items()}
         values = self._valued((args, kwargs)) if _may_be_known(func, args) else None
         if values is not None and func in _ASKING:
             with off_the_record():
@@ -111,6 +115,13 @@ class Known(TorchFunctionMode):
     def _know(self, traced: Tensor, value: Tensor) -> None:
         self._traced[id(traced)] = traced
         self._values[id(traced)] = value
+
+    def _number(self, data: Any) -> Any:
+        """The number that a tensor without dims holds, where it is known."""
+        if isinstance(data, Tensor) and not data.dim() and self._traced.get(id(data)) is data:
+            with off_the_record():
+                return self._values[id(data)].item()
+        return data
 
     # --- literals -----------------------------------------------------------------------------------------------------
 
