@@ -29,8 +29,6 @@ from autopar.plan import PlanRecord, StagePlan
 from autopar.schedules import SPLIT
 from autopar.shard.host import host_memory
 from autopar.shard.localize import groups_of
-from autopar.shard.program import Program, Relayout, read_by
-from autopar.shard.saved import saved_names
 from autopar.shard.storage import Keeper
 from autopar.trace.torch_private import named_tensors
 
@@ -209,8 +207,6 @@ class Builder:
                 turns = self.link is None and layer is modules[-1]  # its backward pass follows at once
                 freed = placement.strategy.zero == 3 and not turns
                 fully_shard(layer, mesh=line, reshard_after_forward=freed, mp_policy=precision)
-                needed = self.source is not None or gradients_need_parameters(placement.program)
-                layer.set_unshard_in_backward(needed)  # type: ignore[operator]
         own = next((self.storages[n].chunk_axes for n, (holder, _) in held.items() if holder is stage), None)
         line = self.groups.line(own or self.groups.all_axes)
         fully_shard(stage, mesh=line, reshard_after_forward=False, mp_policy=precision)
@@ -223,19 +219,6 @@ class Builder:
 
 Held: TypeAlias = "dict[str, tuple[ParameterHolder, str]]"
 """Where FSDP's parameters are: the module that holds each, and under which attribute."""
-
-
-def gradients_need_parameters(program: Program) -> bool:
-    """Whether the backward pass of a layer reads its parameters: not that of look-ups and sums, as in embeddings."""
-    held = {*program.params}
-    for step in program.steps:
-        if isinstance(step, Relayout):
-            held |= {step.result} if step.source in held else set()
-        elif held.intersection(read_by(step)):
-            reads_shapes = step.op.target in ("aten.embedding.default", "aten.add.Tensor")
-            if not reads_shapes or held.intersection(saved_names(step)):
-                return True
-    return bool(program.regions)
 
 
 def shared_parameters(placements: list[Placement]) -> set[str]:

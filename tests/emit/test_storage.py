@@ -18,13 +18,10 @@ from autopar.emit.build import emit
 from autopar.emit.groups import StageGroups
 from autopar.emit.parameters import StageParameter, local, reduce_gradients
 from autopar.emit.placements import place_layers
-from autopar.emit.stage import gradients_need_parameters
 from autopar.graph import BROADCAST, REPLICATE, OpGraph
 from autopar.plan import POLICIES, LayerStrategy, PlanRecord
 from autopar.trace.capture import trace
 from tests.emit.handmade import data_parallel, mesh_of, record_of
-from tests.integration.models import traced
-from tests.integration.staged import one_stage
 from tests.pool import Pool
 
 CASES, BATCH, IN, OUT = 10, 8, 12, 6
@@ -121,11 +118,3 @@ def test_allocated_bytes_are_those_predicted(pool: Pool, dtype: str) -> None:
     for i, record in enumerate(records):
         found = tuple(max(column) for column in zip(*(rank[i] for rank in ranks), strict=True))
         assert found == predicted(graph, record), record.stages[0]
-
-
-def test_whose_backward_pass_reads_parameters() -> None:
-    """That of the embeddings doesn't, that of blocks and of the head does: FSDP gathers these again."""
-    graph = traced("gpt")
-    stage = one_stage(graph, "dp=2,zero=3", 2, 16).stages[0]
-    found = [gradients_need_parameters(p.program) for p in place_layers(graph, stage)]
-    assert found == [False] + [True] * (len(graph.layers) - 1)
