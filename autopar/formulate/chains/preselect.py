@@ -28,14 +28,15 @@ Labelling: TypeAlias = tuple[tuple[int, ...], int, str]
 def unbeaten(chains: Chains, tables: RunTables, found: Sequence[Labelling], ties: Sequence[int]) -> list[int]:
     """Numbers of the labellings that no other one of their kind beats: by no more seconds, bytes held and bytes saved.
 
-    Compared are those between the same states that recompute alike; `ties` tell ways to store what is tied apart.
+    Compared are those between the same states of one ZeRO level, whose collectives tables know by their rates alone,
+    that recompute alike; `ties` tell ways to store what is tied apart.
     """
     space = tables.space
     labels = np.array([labels for labels, _, _ in found], dtype=np.intp).reshape(len(found), len(space.variables))
     figures = np.zeros((len(found), 3))
     figures[:, 0], figures[:, 2] = _passes(chains, tables, labels, [recompute for _, _, recompute in found])
     figures[:, :2] += _storage(chains, tables, labels, [zero for _, zero, _ in found])
-    kinds = [(own[space.entry], own[space.exit], again, tie) for (own, _, again), tie in zip(found, ties, strict=True)]
+    kinds = [(own[space.entry], own[space.exit], *how, tie) for (own, *how), tie in zip(found, ties, strict=True)]
     numbers = {kind: i for i, kind in enumerate(dict.fromkeys(kinds))}
     kind = np.array([numbers[k] for k in kinds], dtype=np.intp)
     no_worse = (figures[:, None] <= figures).all(axis=2) & (kind[:, None] == kind)
