@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from autopar.cost.pricer import CollectiveTimes
 from autopar.cost.roofline import RooflinePricer
 from autopar.formulate.chains.figures import layer_figures
 from autopar.formulate.config import ManualConfig
 from autopar.formulate.layers.tables import Setting
+from autopar.formulate.planner import Planner
 from autopar.formulate.scenario import StageScenario
+from autopar.graph import CollectiveKey
 from autopar.plan import POLICIES, PlanRecord
 from tests.formulate.cases import cluster_of, planner, traced
 from tests.formulate.plans import (
@@ -141,3 +146,22 @@ def test_record_covers_the_model(model: str) -> None:
     assert record.num_microbatches * record.global_microbatch == record.request.global_batch
     assert sum(record.cost_sources.values()) == pytest.approx(1.0)
     assert sum(record.time_by_kind_s.values()) == pytest.approx(record.step_time_s)
+
+
+class BentSums(RooflinePricer):
+    """Sums over ranks are cheap for the gradients of a layer and dear for those of the model; all else is dearer."""
+
+    def collectives(self, keys: Sequence[CollectiveKey]) -> CollectiveTimes:
+        """Those of the roofline, times as much."""
+        found = super().collectives(keys)
+        times = [4.0 if key.kind != "all_reduce" else 10.0 if key.bytes > 3e7 else 0.5 for key in keys]
+        return replace(found, seconds=found.seconds * np.array(times))
+
+
+def test_levels_of_zero_are_compared_by_what_they_take() -> None:
+    """ZeRO 0 is fastest for each layer though not by the slope at the model's size, and the search takes it."""
+    usual = planner("gpt", constraints=("dp=2",))
+    maker = Planner(usual.graph, usual.cluster, BentSums(usual.cluster), usual.request)
+    each = [maker.estimate(ManualConfig(dp=2, microbatch_size=4, zero=zero)).step_time_s for zero in range(4)]
+    assert min(each) == each[0]
+    assert maker.plan().step_time_s <= each[0] * (1 + 1e-9)
