@@ -125,19 +125,17 @@ WHY = """## Where it is wrong, and why
   parallelism that nothing hides, gradients in float32) they are predicted with.
 - *ptdp-a100, ZeRO 3*: the paper's baseline on 384 to 2,240 devices is bound by messages, parameters went one by one:
   within 20 %. Its pipelines are within 8 %.
-- *vtrain*: 17 of 109 rows are predicted more than 12 % too fast, none too slow; the others are within 8 % (p90).
-  Thirteen of the 17 have tensor parallelism 2 or 4 on 512 devices, by amounts that neither sizes, counts nor traffic
-  order (with 4 on 32 replicas 1, 12, 7 and 14 % at microbatches of 2, 3, 4 and 6); one on 64 devices took twice as long
-  as with half the microbatch.
+- *vtrain*: rows that are missed are predicted too fast, none too slow. Most have tensor parallelism 2 or 4 on 512
+  devices, and are off by amounts that neither sizes, counts nor traffic order; one on 64 devices took twice as long as
+  with half the microbatch.
 - *Products* are priced without what timings say beyond the form of a device's model (`measure/models/beyond.py`): with
-  it vTrain's p90 rose from 14.4 to 15.4 %, and the best plan or one within 5 % was found in 86 % of groups, not 90 %.
-- *Left out*, errors are a quarter less than the closed form's in the median, over all rows and over dense ones; without
-  *nvidia-dgxc* dense ones are 29 % less, and 38 % at p90. Narrower spreads of the generations' factors gain nothing.
+  it the worst rows of vTrain are missed by more, and the best plan of a group is found less often.
+- *Left out*, dense rows would lie further below the closed form without *nvidia-dgxc*. Narrower spreads of the
+  generations' factors gain nothing.
 - *Memory*: the allocator's cache is in what nvidia-smi shows, and differs from run to run (equal plans of
   bigscience-v100: 31 to 34 GB). *litgpt*: its page says of runs on four devices that they were on one, samples are
   shorter than the sequence printed, and Llama 3.2 3B and Phi 3 took less (16.5 and 17 GB) than weights, gradients and
-  AdamW's moments of 16 bits, with which the recipes run: these two are called infeasible. Without litgpt p90 is 19 %.
-  Qwen1.5-MoE's expert parallelism isn't printed (four of the rows, 35 to 41 % too high), Paddle's 13B with full
-  recomputation holds as much a microbatch as without any.
+  AdamW's moments of 16 bits, with which the recipes run: these two are called infeasible. Qwen1.5-MoE's expert
+  parallelism isn't printed, Paddle's 13B with full recomputation holds as much a microbatch as without any.
 - *Feasible* is judged with full recomputation where a row doesn't say how much is recomputed.
 """

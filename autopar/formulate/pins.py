@@ -29,9 +29,9 @@ class Pins:
     """Limits on the choices of one layer.
 
     `tensor_axes`: axes that must split something other than the batch, all others split the batch; None = every axis is
-    free but `data_axes`, which must split the batch. `sequence`: 1 = the tensor axes split the sequence between blocks,
-    0 = they don't split it anywhere, None = free. `zero`, `recompute`: what may be chosen. `modules`: constraints on
-    some modules.
+    free but `data_axes`, which must split the batch. `sequence`: 1 = what doesn't split the batch splits the sequence
+    between blocks, 0 = nothing splits it anywhere, None = free. `zero`, `recompute`: what may be chosen. `modules`:
+    constraints on some modules.
     """
 
     tensor_axes: frozenset[int] | None = None
@@ -46,9 +46,11 @@ class Pins:
         return all(self._state_allowed(i, p, spec) for i, p in enumerate(layout))
 
     def _state_allowed(self, axis: int, placement: int, spec: TensorSpec) -> bool:
-        if self.tensor_axes is None and axis not in self.data_axes:
-            return self.sequence is None or not _splits_sequence(spec, placement) or self.sequence == 1
         batch = spec.batch_dim
+        if self.tensor_axes is None and axis not in self.data_axes:
+            if self.sequence == 1 and len(spec.shape) == 3 and spec.requires_grad:
+                return placement in (batch, _sequence_dim(spec))
+            return self.sequence != 0 or not _splits_sequence(spec, placement)
         if self.tensor_axes is None or axis not in self.tensor_axes:
             return placement == (REPLICATE if batch is None else batch)
         between_blocks = self.sequence == 1 and len(spec.shape) == 3 and spec.requires_grad

@@ -63,6 +63,17 @@ def test_microbatch_size_on_two_axes(further: tuple[str, ...]) -> None:
     assert plan_of("mlp", "4xa100-80gb", None, "microbatch_size=8", *further).microbatch_size == 8
 
 
+def test_sequence_without_a_tensor_degree() -> None:
+    """`sp=1` alone: blocks on eight devices hand on parts of a sample's sequence, which without it is whole."""
+
+    def cuts(*constraints: str) -> set[int]:
+        stage = planner("gpt", "8xa100-80gb", 1, None, ("exclude=pp", *constraints)).plan().stages[0]
+        return {placement for i in stage.assignment[1:-1] for placement in stage.strategies[i].exit}
+
+    assert cuts() == {REPLICATE}
+    assert cuts("sp=1") == {1}
+
+
 def test_exclusions() -> None:
     """What is excluded is in no layer, under a limit at which it would be."""
     assert {s.zero for s in strategies_of(constrained("gpt", "exclude=zero", limit_bytes=LITTLE))} == {0}
