@@ -1,20 +1,21 @@
 """Found plans beside published ones: predicted seconds of a step on the same model, cluster, batch and memory.
 
-    python -m benchmarks.people ROWS.csv [--minutes 20]
+    python -m benchmarks.people ROWS.csv [--minutes 20] [--part 1/4]
 
-Counted are rows of dense models with a whole plan that autopar can run, which `validate` predicts within 15 %. The
-published plan is priced by `estimate`, the found one by `plan`: one cost model, that of autopar's own runs. Rows are
-taken from each source in turn, one of each model and cluster, until the CPU minutes are over. Beside the gain stands
-how far the row itself is predicted off.
+Rows of dense models with a whole plan that autopar can run. The published plan is priced by `estimate`, the found one
+by `plan`: one cost model, that of autopar's own runs. Smaller clusters come first; a model, cluster and batch is
+searched once, whatever many plans of it were published. Beside the gain stands how far `validate` predicts the row
+itself off: gains are counted over rows within 15 %, plans that are worse over all.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import zip_longest
+from math import inf
 from pathlib import Path
 from statistics import median
 
@@ -30,7 +31,7 @@ from autopar.transformer.constants import shipped_constants
 from autopar.transformer.dims import Shape
 from autopar.validation.plain import shipped_closed
 from autopar.validation.runs import Run
-from autopar.validation.steps import PredictedStep, ReadRow, predict_row, read_rows
+from autopar.validation.steps import ReadRow, predict_row, read_rows
 
 MOST_ERROR = 0.15
 DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
@@ -38,43 +39,86 @@ DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
 NEAR = 1 + 1e-9
 
 
+@dataclass(frozen=True)
+class Published:
+    """A row of the table that has a plan of the kind that autopar runs.
+
+    `error` is the share by which `validate` predicts it off, inf where nothing was measured.
+    """
+
+    row_id: str
+    model: str
+    run: Run
+    error: float
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A published plan beside the found one. `fits` is whether the published one does, by the same cost model."""
+
+    row: Published
+    published_s: float
+    found_s: float
+    fits: bool
+
+    @property
+    def worse(self) -> bool:
+        """Whether the found plan takes longer than the published one."""
+        return self.found_s > self.published_s * NEAR
+
+    def __str__(self) -> str:
+        gain, marks = self.published_s / self.found_s - 1, "" if self.fits else "  over memory"
+        figures = f"{self.published_s:>11.3f}{self.found_s:>9.3f}{gain:>8.1%}{self.row.error:>11.1%}"
+        return _line(self.row, figures + marks + ("  WORSE" if self.worse else ""))
+
+
 def main() -> None:
-    """Print a line a row, and what they come to."""
+    """Print a line a plan, and what they come to."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("rows", type=Path)
-    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--minutes", type=float, default=20.0, help="CPU minutes")
+    parser.add_argument("--part", default="1/1", help="which of how many parts of the problems")
     asked = parser.parse_args()
-    chosen = list(in_turn(counted(asked.rows)))
-    print(f"{len(chosen)} rows of different models and clusters; figures in seconds a step")
-    print(f"{'row':<9}{'model':<22}{'cluster':<22}{'published':>11}{'found':>9}{'gain':>8}{'own error':>11}")
-    gains, worse, refused, end_s = [], 0, 0, time.process_time() + 60 * asked.minutes
-    for row, run, error in chosen:
+    part, parts = map(int, asked.part.split("/"))
+    chosen = problems(read(asked.rows))[part - 1 :: parts]
+    print(f"{sum(map(len, chosen))} plans of {len(chosen)} models, clusters and batches; figures in seconds a step")
+    print(f"{'row':<10}{'model':<22}{'cluster':<22}{'published':>11}{'found':>9}{'gain':>8}{'own error':>11}")
+    found: list[Compared] = []
+    refused, end_s = 0, time.process_time() + 60 * asked.minutes
+    for rows in chosen:
         if time.process_time() > end_s:
             break
+        for row, answer in compared(rows):
+            print(answer if isinstance(answer, Compared) else _line(row, f"  {str(answer)[:70]}"), flush=True)
+            found += [answer] if isinstance(answer, Compared) else []
+            refused += not isinstance(answer, Compared)
+    counted = [one.published_s / one.found_s - 1 for one in found if one.row.error <= MOST_ERROR]
+    print(
+        f"{len(found)} plans, {refused} not possible here: {sum(one.worse for one in found)} worse "
+        f"({sum(one.worse and one.fits for one in found)} of those that fit)"
+        + (f"; {len(counted)} predicted within 15 %: gain {median(counted):.1%} in the median" if counted else "")
+    )
+
+
+def _line(row: Published, text: str) -> str:
+    return f"{row.row_id:<10}{row.model[:21]:<22}{row.run.cluster.name[:21]:<22}{text}"
+
+
+def compared(rows: list[Published]) -> Iterator[tuple[Published, Compared | AutoparError]]:
+    """Each different plan of one problem beside the found one, or why that can't be."""
+    planner = planner_of(rows[0].run)
+    try:
+        found_s = planner.plan().step_time_s
+    except AutoparError as reason:
+        yield rows[0], reason
+        return
+    for config, row in {str(config_of(row.run)): row for row in rows}.items():
         try:
-            published, found = both(run)
+            published = planner.estimate(ManualConfig.parse(config))
         except AutoparError as reason:
-            refused += 1
-            print(
-                f"{row['row_id']:<9}{row['model_name'][:21]:<22}{run.cluster.name[:21]:<22}  {str(reason)[:70]}",
-                flush=True,
-            )
+            yield row, reason
             continue
-        gains.append(published / found - 1)
-        worse += found > published * NEAR
-        print(
-            f"{row['row_id']:<9}{row['model_name'][:21]:<22}{run.cluster.name[:21]:<22}{published:>11.3f}{found:>9.3f}"
-            f"{gains[-1]:>8.1%}{error:>11.1%}{'  WORSE' if found > published * NEAR else ''}",
-            flush=True,
-        )
-    if gains:
-        print(f"{len(gains)} rows, {refused} not possible here: {worse} worse; gain {median(gains):.1%} in the median")
-
-
-def both(run: Run) -> tuple[float, float]:
-    """Seconds of the published plan and of the found one."""
-    planner = planner_of(run)
-    return planner.estimate(config_of(run)).step_time_s, planner.plan().step_time_s
+        yield row, Compared(row, published.step_time_s, found_s, published.feasible)
 
 
 def planner_of(run: Run) -> Planner:
@@ -122,17 +166,15 @@ def config_of(run: Run) -> ManualConfig:
 
 # --- which rows -----------------------------------------------------------------------------------------------------
 
-Counted = tuple[dict[str, str], Run, float]
 
-
-def counted(path: Path) -> Iterator[Counted]:
-    """Rows that are predicted well enough and whose plan autopar may run, with the error of the prediction."""
+def read(path: Path) -> Iterator[Published]:
+    """Rows whose plan autopar may run."""
     constants, closed = shipped_constants(), shipped_closed()
-    for read in read_rows(read_tables([path], ("training",))):
-        if isinstance(read, ReadRow) and _whole(read.run):
-            found: PredictedStep = predict_row(read, constants, closed)
-            if found.ape is not None and found.ape <= MOST_ERROR and not found.estimated:
-                yield dict(read.row), read.run, found.ape
+    for one in read_rows(read_tables([path], ("training",))):
+        if isinstance(one, ReadRow) and _whole(one.run):
+            found = predict_row(one, constants, closed)
+            error = inf if found.ape is None or found.estimated else found.ape
+            yield Published(one.row["row_id"], one.row["model_name"], one.run, error)
 
 
 def _whole(run: Run) -> bool:
@@ -151,15 +193,13 @@ def _whole(run: Run) -> bool:
     )
 
 
-def in_turn(rows: Iterator[Counted]) -> Iterator[Counted]:
-    """One row of each model and cluster, smaller clusters of a source first, from each source in turn."""
-    sources: dict[str, dict[object, Counted]] = {}
-    for row, run, error in rows:
-        key = run.shape, run.cluster.name
-        sources.setdefault(row.get("source_id", ""), {}).setdefault(key, (row, run, error))
-    each: list[Sequence[Counted]] = [sorted(s.values(), key=lambda c: c[1].cluster.devices) for s in sources.values()]
-    for picked in zip_longest(*each):
-        yield from (one for one in picked if one is not None)
+def problems(rows: Iterator[Published]) -> list[list[Published]]:
+    """Rows by model, cluster, batch and dtype; smaller clusters first."""
+    found: dict[object, list[Published]] = {}
+    for row in rows:
+        key = row.run.shape, row.run.cluster, row.run.global_batch, row.run.layout.compute
+        found.setdefault(key, []).append(row)
+    return sorted(found.values(), key=lambda same: (same[0].run.cluster.devices, str(same[0].run.shape)))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from autopar.errors import TraceError
-from autopar.graph import Extent, Op, OpGraph
+from autopar.graph import Extent, Op, OpGraph, TensorSpec
 from autopar.trace import trace
 from autopar.trace.opaque.operator import OPAQUE, form_of
+from autopar.trace.opaque.trial import learn
 from tests.integration.unusual import Experts, Wavering
 
 
@@ -129,3 +130,27 @@ def test_a_model_that_is_nothing_but_a_branch() -> None:
     """There is nothing to plan: the error names the line."""
     with pytest.raises(TraceError, match=r"test_opaque\.py:\d+: can't be traced"):
         trace(Whole(), (torch.zeros(2, 4),))
+
+
+class Storehouse(nn.Module):
+    """Sixteen large matrices, of which each sample's first value picks one; refuses to hold them all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(16, 2048, 2080, device="meta"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.weight.untyped_storage().nbytes() > self.weight.nbytes / 8:
+            raise MemoryError("all matrices are held")
+        differ = self.weight[0, 0, :16] != self.weight[1, 0, :16]
+        rows = [row @ self.weight[int(row[0] > 0) if bool(differ.all()) else 9] for row in x]
+        return torch.stack(rows)
+
+
+def test_large_matrices_are_not_all_held() -> None:
+    """What is tried of many matrices takes the memory of some, their values differ, and work is that of those used."""
+    spec = TensorSpec((Extent(1), Extent(0, 2048)), "float32", True)
+    found = learn(Storehouse(), lambda module, tensors: module(*tensors), (spec,), "float32")
+    assert found.apart
+    assert found.flops == 2 * 2048 * 2080
+    assert found.results[0].shape == (Extent(1), Extent(0, 2080))

@@ -6,7 +6,6 @@ merged with the batch only a few are tried.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,11 @@ from autopar.trace.torch_private import off_the_record
 
 ROWS = 4
 """How many of the rows of a sample are tried where the batch is merged with others."""
+LARGE = 1 << 22
+"""Elements of parameters from which on these share their values."""
+BLOCK, SHIFT, PLACES = 1_000_003, 96, 64
+"""Elements that are drawn, and then repeated; by how many the parts that parameters show lie apart (a multiple of 16
+bytes, as kernels ask for), and how many places these begin at."""
 CLOSE = {torch.float64: 1e-5, torch.float32: 1e-3}
 """The dtypes that are tried, and the largest relative difference between samples together and apart."""
 
@@ -66,7 +70,7 @@ def learn(module: nn.Module, call: Call, inputs: tuple[TensorSpec, ...], compute
             except UnfitError:
                 raise
             except Exception as error:  # the module's own
-                problem = error
+                problem = error.with_traceback(None)  # which would keep its tensors
         raise UnfitError(f"it can't be run on random values ({type(problem).__name__}: {problem})") from problem
 
 
@@ -177,14 +181,45 @@ def _counter() -> FlopCounterMode:
 
 def _real(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     """A copy on the host with random parameters in a dtype; integers are 0."""
-    twin = copy.deepcopy(shadow(module)).to_empty(device="cpu").to(dtype)
-    with torch.no_grad():
-        for parameter in twin.parameters():
-            if parameter.is_floating_point():
-                parameter.normal_(0, 1 / math.sqrt(parameter.shape[-1] if parameter.ndim else 1))
-        for buffer in twin.buffers():
-            buffer.fill_(1 if buffer.is_floating_point() else 0)
+    stock = _Stock(dtype)
+
+    def real(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return torch.zeros(tensor.shape, dtype=tensor.dtype)
+        if isinstance(tensor, nn.Parameter):
+            return stock.drawn(tuple(tensor.shape))
+        return torch.ones(tensor.shape, dtype=dtype)
+
+    twin = shadow(module)
+    twin._apply(real)
     return twin
+
+
+class _Stock:
+    """Random values for parameters: large ones of one shape, and what they hold along their first of three dims, show
+    overlapping parts of the same values, so that a layer of experts takes the memory of one.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self._values: dict[tuple[int, ...], Tensor] = {}
+        self._shown = 0
+
+    def drawn(self, shape: tuple[int, ...]) -> Tensor:
+        """A tensor for reading only where it is large; the mean square of a row is 1."""
+        scale = 1 / math.sqrt(max(1, shape[-1])) if shape else 1.0
+        if math.prod(shape) <= LARGE:
+            return torch.randn(shape, dtype=self.dtype) * scale
+        alike = shape[0] if len(shape) > 2 else 1
+        each = math.prod(shape) // alike
+        if shape not in self._values:
+            block = torch.randn(BLOCK, dtype=self.dtype) * scale
+            count = each + SHIFT * (alike + PLACES)
+            self._values[shape] = block.repeat(count // BLOCK + 1)
+        self._shown += 1
+        strides = torch.empty(shape, device="meta").stride()
+        strides = (SHIFT, *strides[1:]) if alike > 1 else strides
+        return self._values[shape].as_strided(shape, strides, SHIFT * (self._shown % PLACES))
 
 
 def _sliced(tensor: Tensor, dim: int, start: int, end: int | None) -> Tensor:
