@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from autopar.cluster.devices import add_device, device_from_figures
 from autopar.jobs.points import Job, read_jobs
 from autopar.jobs.run import run_jobs
 from autopar.jobs.summary import csv_text, markdown
@@ -104,6 +105,24 @@ def test_without_resume_all_is_found_again(tmp_path: Path, monkeypatch: pytest.M
         before = len(begun(ledger))
         run_jobs([job_of(tmp_path, batches)], resume=resume, solve=slowly)
         assert len(begun(ledger)) - before == count
+
+
+def test_resume_finds_again_what_rests_on_other_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device file that has changed, or another version, makes `resume` find its points again, and no others."""
+    ledger, added = tmp_path / "ledger", tmp_path / "added"
+    monkeypatch.setenv(LEDGER, str(ledger))
+    monkeypatch.setattr("autopar.cluster.devices.user_folder", lambda: added)
+    figures = {"fp32_tflops": 20.0, "bandwidth_gbs": 900.0, "memory_gib": 32.0, "link_gbs": 50.0, "network_gbs": 10.0}
+
+    def again(tflops: float) -> int:
+        add_device(device_from_figures("mine", tflops=tflops, **figures))
+        before = len(begun(ledger))
+        run_jobs([job_of(tmp_path, [1], ("1xmine", "1xa100-80gb"))], resume=True, solve=slowly)
+        return len(begun(ledger)) - before
+
+    assert [again(tflops) for tflops in (100.0, 100.0, 110.0)] == [2, 0, 1]
+    monkeypatch.setattr("autopar.__version__", "0.0.1")
+    assert again(110.0) == 2
 
 
 def test_without_resume_old_results_stay_until_new_ones_come(tmp_path: Path) -> None:
