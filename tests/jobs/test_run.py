@@ -112,10 +112,13 @@ def test_resume_finds_again_what_rests_on_other_figures(tmp_path: Path, monkeypa
     ledger, added = tmp_path / "ledger", tmp_path / "added"
     monkeypatch.setenv(LEDGER, str(ledger))
     monkeypatch.setattr("autopar.cluster.devices.user_folder", lambda: added)
-    figures = {"fp32_tflops": 20.0, "bandwidth_gbs": 900.0, "memory_gib": 32.0, "link_gbs": 50.0, "network_gbs": 10.0}
 
     def again(tflops: float) -> int:
-        add_device(device_from_figures("mine", tflops=tflops, **figures))
+        device = device_from_figures(
+            "mine", tflops=tflops, fp32_tflops=20.0, bandwidth_gbs=900.0, memory_gib=32.0, link_gbs=50.0,
+            network_gbs=10.0,
+        )  # fmt: skip
+        add_device(device)
         before = len(begun(ledger))
         run_jobs([job_of(tmp_path, [1], ("1xmine", "1xa100-80gb"))], resume=True, solve=slowly)
         return len(begun(ledger)) - before
