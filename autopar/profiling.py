@@ -34,10 +34,10 @@ def profile(
     """Time, on a device of this machine, the operators that planning `model` for `cluster` asks for.
 
     `device` is cuda where there is one, else cpu. What this machine has timed before is not timed again, and what was
-    timed when a run is interrupted is kept. The result is what `plan(profile=...)` takes once it is saved, with the
-    timings of the profile file `add_to` where given. `say` is told how much there is to time before that begins. Under
-    torchrun the call is collective and all ranks time at once. Raises as `plan` does, and ProfileError where the device
-    is of another backend than the cluster's, or `add_to` of another environment.
+    timed when a run is interrupted is kept; what failed before is tried again. The result is what `plan(profile=...)`
+    takes once it is saved, with the timings of the profile file `add_to` where given. `say` is told how much there is
+    to time before that begins. Under torchrun the call is collective and all ranks time at once. Raises as `plan` does,
+    and ProfileError where the device is of another backend than the cluster's, or `add_to` of another environment.
     """
     from autopar.formulate.profiling import profile_model
     from autopar.measure.store import Store

@@ -59,6 +59,7 @@ def _taken(found: Profile, output: Path | None) -> Answer:
     kept = f"written to {output}" if output else "kept for planning with --cluster local"
     environment = found.environment
     busy = f", {environment.busy_ranks} processes at once" if environment.busy_ranks > 1 else ""
+    busy += f" on {environment.nodes} nodes" if environment.nodes > 1 else ""
     text = f"{len(found.timings)} timings on {environment.device}{busy} ({failed} failed), {kept}"
     if not found.timings:
         text = "nothing to time: one process has no groups to communicate in; start it with torchrun"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -14,9 +14,10 @@ from autopar.cost.roofline import RooflinePricer
 from autopar.formulate.planner import Planner
 from autopar.graph import CollectiveKey, OpGraph, OpKey
 from autopar.measure.collectives import fits_job
+from autopar.measure.keys import Key
 from autopar.measure.lots import expected_s, in_lots
 from autopar.measure.overlap import COVERED, HIDDEN, overlap_keys
-from autopar.measure.profile import Profile
+from autopar.measure.profile import Profile, Timing
 from autopar.measure.session import Session
 from autopar.measure.store import Store
 from autopar.plan import Request
@@ -39,7 +40,7 @@ def profile_model(
     require_backend(environment, cluster)
     recorder = Recorder(RooflinePricer(cluster))
     Planner(graph, cluster, recorder, request).plan()
-    known = store.profile(environment).timings
+    known = _succeeded(store.profile(environment).timings)
     ops, collectives = recorder.worth_timing()
     fitting = [key for key in collectives if key not in known and fits_job(key, environment.busy_ranks)]
     _time([key for key in ops if key not in known], fitting, session, store, say, recorder)
@@ -56,7 +57,7 @@ def profile_job(
     """
     environment = session.environment
     wanted = job_collectives(environment.busy_ranks, sizes_bytes)
-    known = store.profile(environment).timings
+    known = _succeeded(store.profile(environment).timings)
     wanted += overlap_keys(environment.busy_ranks)
     missing = [key for key in wanted if key not in known]
     _time([], missing, session, store, say, RooflinePricer(cluster))
@@ -86,6 +87,11 @@ def _time(
         store.add(session.environment, dict(timings.items()))
     for sent in in_lots(session.collectives, collectives, "timing collectives"):
         store.add(session.environment, dict(sent.items()))
+
+
+def _succeeded(timings: Mapping[Key, Timing]) -> set[Key]:
+    """What need not be timed again. What failed is tried anew: memory may be free by now, an operator registered."""
+    return {key for key, timing in timings.items() if not timing.failed}
 
 
 def _predicted_s(keys: Sequence[CollectiveKey], pricer: Pricer) -> Iterator[float]:

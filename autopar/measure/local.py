@@ -50,12 +50,17 @@ def local_cluster(device: torch.device, ranks: int | None = None) -> Cluster:
     cpu: each process computes with its own threads, and they share the memory. cuda: a device each.
     """
     ranks = ranks or int(os.environ.get("WORLD_SIZE", "1"))
-    per_node = min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
+    per_node = ranks_per_node(ranks)
     if device.type == "cuda":
         model, intra, inter = _cuda_device(device)
     else:
         model, intra, inter = _cpu_device(per_node), LOOPBACK, LOOPBACK
     return Cluster("local", model, ranks // per_node, per_node, intra, inter)
+
+
+def ranks_per_node(ranks: int) -> int:
+    """How many of a job's ranks torchrun has started on this node: all of them outside torchrun."""
+    return min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
 
 
 def device_name(device: torch.device) -> str:

@@ -21,8 +21,8 @@ FILE_FORMAT = 1
 class Environment:
     """What a timing depends on beside its key.
 
-    `device`: its name; `backend`: cpu or cuda; `torch`: its version; `threads` of a process; `busy_ranks`: processes
-    that were busy on the machine's devices at the same time.
+    `device`: its name; `backend`: cpu or cuda; `torch`: its version; `threads` of a process; `busy_ranks`: processes of
+    the job that were busy at the same time, on so many `nodes`.
     """
 
     device: str
@@ -30,6 +30,7 @@ class Environment:
     torch: str
     threads: int
     busy_ranks: int
+    nodes: int = 1
 
     def require_same(self, other: Environment, origin: str) -> None:
         """Raise ProfileError, naming every key that differs, unless timings of both may stand side by side."""

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from autopar.graph import CollectiveKey, OpKey
 from autopar.measure.collectives import time_collective
-from autopar.measure.local import device_name
+from autopar.measure.local import device_name, ranks_per_node
 from autopar.measure.ops import release_buffers, time_op
 from autopar.measure.profile import Environment, Sample, Timing
 
@@ -138,8 +138,9 @@ Key = TypeVar("Key", OpKey, CollectiveKey)
 
 
 def environment_of(device: torch.device, busy_ranks: int) -> Environment:
-    """The environment of timings taken on `device` by `busy_ranks` processes at once."""
-    return Environment(device_name(device), device.type, torch.__version__, torch.get_num_threads(), busy_ranks)
+    """The environment of timings taken on `device` by `busy_ranks` processes of a job at once."""
+    nodes = busy_ranks // ranks_per_node(busy_ranks)
+    return Environment(device_name(device), device.type, torch.__version__, torch.get_num_threads(), busy_ranks, nodes)
 
 
 def _in_job() -> bool:

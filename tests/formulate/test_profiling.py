@@ -146,6 +146,16 @@ def test_a_second_run_times_nothing(taken: Path) -> None:
     assert said[0].startswith("0 operators")
 
 
+def test_what_failed_is_tried_again(taken: Path) -> None:
+    """A failure that is kept, as of memory that others held, doesn't keep a later run from timing the operator."""
+    known = Profile.load(taken)
+    key = next(key for key in known.timings if isinstance(key, OpKey))
+    Store().add(known.environment, {key: Timing(failed="out of memory")})
+    said: list[str] = []
+    assert measure(said).timings[key].failed == ""
+    assert said[0].startswith("1 operators")
+
+
 def test_a_profile_plans_for_a_cluster_of_its_backend(taken: Path) -> None:
     """Elsewhere the file prices the operators it has; devices of another backend are refused, naming both."""
     plan = planned("2xxeon-8480", taken)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,7 +11,7 @@ from autopar.graph import CollectiveKey, Operand, OpKey
 from autopar.measure import collectives
 from autopar.measure.collectives import group_members
 from autopar.measure.profile import Timing
-from autopar.measure.session import measuring
+from autopar.measure.session import environment_of, measuring
 from autopar.ranks import on_rank_0
 from tests.pool import Pool
 
@@ -123,6 +125,13 @@ def test_planning_without_timing(pool: Pool) -> None:
     """Rank 0 may be done without having timed anything (a profile was given), or with what can't be sent."""
     assert pool.run(3, without_asking) == ["planned by 0"] * 3
     assert len(set(pool.run(2, unsendable_result))) == 1
+
+
+def test_nodes_keep_timings_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight ranks on two nodes are another environment than eight on one: their groups take other links."""
+    alone = environment_of(CPU, 8)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert environment_of(CPU, 8) == replace(alone, nodes=2)
 
 
 def test_groups_of_a_shape() -> None:
