@@ -22,10 +22,11 @@ from autopar.emit.groups import StageGroups
 from autopar.emit.inputs import Names
 from autopar.emit.joined import join, stage_alone
 from autopar.emit.loss_weights import Weights, equal_means, microbatch_weights
-from autopar.emit.module import ParallelModule, Runtime
+from autopar.emit.module import ParallelModule
 from autopar.emit.parameters import local
 from autopar.emit.pipeline import PipelinedStage
 from autopar.emit.rows import Rows
+from autopar.emit.runtime import Runtime
 from autopar.emit.source.read import stage_source
 from autopar.emit.stage import Builder
 from autopar.errors import EmitError, PlanError

@@ -3,46 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
 from autopar.emit.alarm import Alarm
 from autopar.emit.compiled import compile_layers
-from autopar.emit.groups import StageGroups
+from autopar.emit.gradients import Gradients
 from autopar.emit.inputs import Names, check_inputs, microbatches
-from autopar.emit.layers import StageModule
 from autopar.emit.loss_scale import LossScale
-from autopar.emit.parameters import StageParameter, add_gradient, finish_gradients, local, reduce_gradients, refresh
+from autopar.emit.naming import register
 from autopar.emit.pipeline import Feed, Pipeline
 from autopar.emit.rows import Rows
-from autopar.emit.storage import Storage
-from autopar.emit.torch_private import norms_of, scale_all
+from autopar.emit.runtime import Runtime
 from autopar.errors import EmitError
 from autopar.graph import OpGraph
 from autopar.plan import PlanRecord
-from autopar.trace.torch_private import is_persistent, named_tensors
-
-
-@dataclass(frozen=True)
-class Runtime:
-    """What a rank runs of one stage.
-
-    `publics` are the parameters as the optimizer sees them, in the model's order; `kept` those that FSDP2 keeps, with
-    its own sharded tensor, whose memory the public one shares.
-    """
-
-    stage: StageModule
-    groups: StageGroups
-    storages: dict[str, Storage]
-    publics: dict[str, nn.Parameter]
-    buffers: dict[str, Tensor]
-    steps: tuple[StageParameter, ...]
-    kept: tuple[tuple[Storage, nn.Parameter], ...]
 
 
 class Made(NamedTuple):
@@ -86,6 +64,7 @@ class ParallelModule(nn.Module):
         self.steps = 0
         self._compiled: dict[str, Any] | None = None
         self._runtimes: tuple[Runtime, ...] = ()
+        self._gradients: Gradients | None = None
 
     @property
     def record(self) -> PlanRecord:
@@ -104,7 +83,7 @@ class ParallelModule(nn.Module):
 
     def let_go(self) -> None:
         """Drop parameters, buffers and all that runs: what is left only waits to `become` another."""
-        self._runtimes, self._pipeline = (), None
+        self._runtimes, self._pipeline, self._gradients = (), None, None
         for held in (self._parameters, self._buffers, self._modules):
             held.clear()
 
@@ -117,29 +96,11 @@ class ParallelModule(nn.Module):
     def install(self, runtimes: tuple[Runtime, ...], module: nn.Module) -> None:
         """Take `runtimes`, and register their parameters and buffers under the names they have in `module`."""
         self._runtimes = runtimes
-        aliases = self._graph.aliases
-        publics = {n: p for runtime in runtimes for n, p in runtime.publics.items()}
+        teams = None if self._pipeline is None else self._pipeline.teams
+        wide = self._record.request.policy.parameters == "float64"
+        self._gradients = Gradients(runtimes, self._device, self._everyone(), teams, self._scale, wide)
         buffers = {n: b for runtime in runtimes for n, b in runtime.buffers.items()}
-        for name, _ in module.named_parameters(remove_duplicate=False):
-            if aliases.get(name, name) in publics:
-                owner, key = self._owner(name)
-                owner.register_parameter(key, publics[aliases.get(name, name)])
-        for name, _ in named_tensors(module):
-            tensor = buffers.get(aliases.get(name, name))
-            if tensor is not None:
-                owner, key = self._owner(name)
-                path, _, _ = name.rpartition(".")
-                owner.register_buffer(key, tensor, persistent=is_persistent(module.get_submodule(path), key))
-
-    def _owner(self, name: str) -> tuple[nn.Module, str]:
-        """The module in which the last part of a dotted name is registered; made if need be."""
-        owner: nn.Module = self
-        *path, key = name.split(".")
-        for part in path:
-            if part not in owner._modules:
-                owner.add_module(part, nn.Module())
-            owner = owner.get_submodule(part)
-        return owner, key
+        register(self, module, self._gradients.parameters, buffers, self._graph.aliases)
 
     @property
     def runtimes(self) -> tuple[Runtime, ...]:
@@ -197,14 +158,9 @@ class ParallelModule(nn.Module):
 
         Idle ranks, which hold none, may call it or not, and get 0.
         """
-        if not self._runtimes:
+        if self._gradients is None:
             return torch.zeros((), device=self._device)
-        norm = self._grad_norm(norm_type)
-        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        gradients = [local(p.grad) for p in self._owned() if p.grad is not None]
-        for device in dict.fromkeys(g.device for g in gradients):
-            scale_all([g for g in gradients if g.device == device], scale.to(device))
-        return norm
+        return self._gradients.clip(max_norm, norm_type)
 
     def train(self, mode: bool = True) -> ParallelModule:
         """Switch dropout on or off."""
@@ -286,10 +242,7 @@ class ParallelModule(nn.Module):
         """Let everything that was gathered or cast be made anew from the stored values."""
         self.steps += self.training
         for runtime in self._active():
-            refresh(runtime.steps, runtime.groups)
-            for module in runtime.stage.modules():
-                if isinstance(module, FSDPModule):
-                    module.reshard()
+            runtime.begin()
 
     def _run(
         self, values: dict[str, Tensor], batch: int, draw: Tensor | None, on_backward: Callable[[], None] | None = None
@@ -316,65 +269,14 @@ class ParallelModule(nn.Module):
             dist.broadcast(loss, stages[-1].devices[0])
         return loss
 
-    @torch.no_grad()
     def _synchronise(self) -> None:
-        """Bring the gradients of all finished backward passes to `.grad`; none at all where one has overflown."""
-        found: dict[str, Tensor] = {}
-        for runtime in self._active():
-            for name, gradient in _gradients(runtime).items():
-                found[name] = found[name].add_(gradient) if name in found else gradient
-        if self._pipeline is not None:
-            self._pipeline.teams.sum_tied(found, self._publics(), self._device)
-        publics = self._publics()
-        if self._scale is not None and not self._scale.take([*found.values()], self._everyone, self._device):
-            for parameter in publics.values():
-                parameter.grad = None  # which optimizers leave out
-            return
-        for name in list(found):
-            add_gradient(found.pop(name), publics[name])
+        """Bring the gradients of all finished backward passes to `.grad`."""
+        if self._gradients is not None:
+            self._gradients.bring_home()
 
-    def _publics(self) -> dict[str, nn.Parameter]:
-        return {n: p for runtime in self._runtimes for n, p in runtime.publics.items()}
-
-    def _owned(self) -> list[nn.Parameter]:
-        self._active()
-        return list(self._publics().values())
-
-    @torch.no_grad()
-    def _grad_norm(self, norm_type: float) -> Tensor:
-        """Norm over the whole model: each rank adds its shards, a shard held by n ranks with 1/n of its weight."""
-        wide = self._record.request.policy.parameters == "float64"
-        everywhere = torch.zeros((), device=self._device, dtype=torch.float64 if wide else torch.float32)
-        infinite = norm_type == float("inf")
-        found = {n: (r, p.grad) for r in self._active() for n, p in r.publics.items() if p.grad is not None}
-        found = {n: one for n, one in found.items() if local(one[1]).numel()}
-        if self._pipeline is not None:
-            found = {n: one for n, one in found.items() if self._pipeline.teams.counts(n)}
-        if found:
-            each = norms_of([local(gradient) for _, gradient in found.values()], norm_type)
-            norms = torch.stack([n.to(everywhere) for n in each])
-            copies = [r.groups.ways(r.storages[n].whole_axes(r.groups)) for n, (r, _) in found.items()]
-            shares = 1 / torch.tensor(copies, device=norms.device, dtype=norms.dtype)
-            everywhere = norms.max() if infinite else (norms**norm_type * shares).sum()
-        group = self._everyone
-        if group is not None:
-            dist.all_reduce(everywhere, op=dist.ReduceOp.MAX if infinite else dist.ReduceOp.SUM, group=group)
-        return everywhere if infinite else everywhere ** (1 / norm_type)
-
-    @property
     def _everyone(self) -> dist.ProcessGroup | None:
         """The group of all ranks that hold a part of the model; None where it is this one alone."""
         if self._pipeline is not None:
             return self._pipeline.teams.everyone
         groups = self._rows.groups
         return groups.group(groups.all_axes) if groups.ways(groups.all_axes) > 1 else None
-
-
-def _gradients(runtime: Runtime) -> dict[str, Tensor]:
-    """This rank's shards of a stage's gradients, summed over its ranks, since they were last taken."""
-    gradients = reduce_gradients(runtime.steps, runtime.groups)
-    for storage, parameter in runtime.kept:
-        if parameter.grad is not None:
-            gradients.append((storage, local(parameter.grad), storage.remaining_axes))
-            parameter.grad = None
-    return finish_gradients(gradients, runtime.groups)

@@ -15,12 +15,12 @@ from autopar.emit.crossing import Comparison, Port
 from autopar.emit.groups import StageGroups
 from autopar.emit.layers import LayerModule, ParameterHolder, StageModule
 from autopar.emit.local_means import placed
-from autopar.emit.module import Runtime
 from autopar.emit.parameters import StageParameter, local
 from autopar.emit.pipeline import Feed, PipelinedStage
 from autopar.emit.placements import Placement, arrival_layouts
 from autopar.emit.program import ProgramCode, Submodule
 from autopar.emit.route import Route, Visit, plan_route
+from autopar.emit.runtime import Runtime
 from autopar.emit.source.read import StageSource
 from autopar.emit.split import WeightGradients
 from autopar.emit.storage import Storage, parameter_uses, plan_storage, shard

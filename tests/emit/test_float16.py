@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from autopar.checkpoints import Checkpoints
 from autopar.emit.build import emit
 from autopar.emit.loss_scale import LARGEST, PATIENCE, LossScale
+from autopar.emit.module import ParallelModule
 from autopar.graph import OpGraph
 from autopar.plan import PlanRecord
 from autopar.trace.capture import trace
@@ -24,6 +25,9 @@ from tests.pool import Pool
 BATCH, LENGTH, VOCABULARY = 8, 8, 64
 FAINT = 2.0**-16
 """By what the loss is multiplied: most gradients are then below what float16 can hold."""
+
+TOO_LARGE = 2.0**20
+"""More than float16 holds."""
 
 PLANS = (
     "dp=4,zero=1", "dp=2,tp=2,zero=3,sp=1", "pp=2,dp=2,zero=2,schedule=zb,recompute=full", "dp=4,zero=3", "tp=4",
@@ -80,16 +84,22 @@ def test_small_gradients_are_not_lost(pool: Pool, text: str) -> None:
         assert (found[name] - gradient).abs().max() <= 0.01 * gradient.abs().max(), name
 
 
+def step(pm: ParallelModule, scale: float) -> None:
+    """A training step under a scale of the loss."""
+    rows = pm.data_parallel_rows()
+    assert rows is not None
+    assert pm.loss_scale is not None
+    pm.loss_scale.value = scale
+    pm.train_step(**{n: x[rows.start : rows.stop] for n, x in inputs(BATCH).items()})
+
+
 def overflown(graph: OpGraph, plan: PlanRecord, folder: str) -> list[float]:
     """Scales: after a step that overflows, and loaded from a checkpoint; parameters stay what they are."""
     pm = emit(plan, graph, Faint(), device="cpu")
     optimizer = torch.optim.AdamW(pm.parameters(), lr=0.1)
-    rows = pm.data_parallel_rows()
-    assert rows is not None
     assert pm.loss_scale is not None
     before = {n: whole(p).clone() for n, p in pm.named_parameters()}
-    pm.loss_scale.value = 2.0**20  # more than float16 holds
-    pm.train_step(**{n: x[rows.start : rows.stop] for n, x in inputs(BATCH).items()})
+    step(pm, TOO_LARGE)
     assert all(p.grad is None for p in pm.parameters())
     assert float(pm.clip_grad_norm_(1.0)) == 0.0
     optimizer.step()
@@ -105,6 +115,26 @@ def test_a_step_that_overflows_is_none(pool: Pool, tmp_path: Path) -> None:
     """No rank has gradients then, optimizers do nothing, the scale is half; a checkpoint keeps it."""
     found = pool.run(4, overflown, *planned(PLANS[1]), str(tmp_path))
     assert found == [[2.0**19, 2.0**19]] * 4
+
+
+def accumulated(graph: OpGraph, plan: PlanRecord) -> bool:
+    """Whether gradients of a step are left by one that overflows, and zeros are not."""
+    pm = emit(plan, graph, Faint(), device="cpu")
+    step(pm, LARGEST)
+    before = {n: whole(p.grad).clone() for n, p in pm.named_parameters() if p.grad is not None}
+    step(pm, TOO_LARGE)
+    kept = all(torch.equal(whole(p.grad), before[n]) for n, p in pm.named_parameters() if p.grad is not None)
+    held = sum(p.grad is not None for p in pm.parameters())
+    for parameter in pm.parameters():
+        parameter.grad = None if parameter.grad is None else torch.zeros_like(parameter.grad)
+    step(pm, TOO_LARGE)
+    return kept and held == len(before) > 0 and all(p.grad is None for p in pm.parameters())
+
+
+@pytest.mark.parametrize("text", ["dp=2,tp=2,zero=3,sp=1", "pp=2,dp=2,zero=2,schedule=zb,recompute=full"])
+def test_a_step_that_overflows_leaves_gradients_of_others(pool: Pool, text: str) -> None:
+    """What earlier steps have added to `.grad` stays; zeros, with which an optimizer would step, do not."""
+    assert pool.run(4, accumulated, *planned(text)) == [True] * 4
 
 
 def one_overflows() -> tuple[bool, float, list[float]]:

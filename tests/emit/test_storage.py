@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from autopar.cost.states import StateBytes, held_parameters, parameter_bytes
-from autopar.emit import module
+from autopar.emit import runtime as runtimes
 from autopar.emit.build import emit
 from autopar.emit.groups import StageGroups
 from autopar.emit.parameters import StageParameter, local, reduce_gradients
@@ -94,7 +94,7 @@ def allocated(graph: OpGraph, record: PlanRecord) -> Bytes:
         return reduce_gradients(parameters, groups)
 
     x = torch.randn(BATCH // pm.data_parallel_size, IN)
-    with patch.object(module, "reduce_gradients", watched):
+    with patch.object(runtimes, "reduce_gradients", watched):
         pm.train_step(x, x)
     optimizer.step()
     tensors = [*(p.compute for p in runtime.steps), *(local(p.detach()) for p in runtime.publics.values())]
