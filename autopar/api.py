@@ -16,9 +16,9 @@ from autopar.plan import DtypePolicy, PlanRecord
 if TYPE_CHECKING:
     from torch import nn
 
+    from autopar.dims import Dims
     from autopar.emit.module import ParallelModule
     from autopar.formulate.planner import Planner
-    from autopar.transformer.dims import Shape
     from autopar.verify import VerifyReport
 
 
@@ -159,7 +159,7 @@ def plan(
 
 
 def estimate(
-    model: nn.Module | Shape,
+    model: nn.Module | Dims,
     example_inputs: Inputs,
     *,
     cluster: Cluster | str | Path,
@@ -307,8 +307,8 @@ def _under_framework(
     straggler: float,
 ) -> Plan:
     """Predict a plan that another framework runs."""
+    from autopar.dims import Dims
     from autopar.frameworks import predict, shape_of
-    from autopar.transformer.dims import Shape
     from autopar.transformer.layout import NARROW
 
     if any(x is not None for x in (loss_fn, profile, asked.dtype_policy)):
@@ -316,7 +316,7 @@ def _under_framework(
             f"framework={config.framework}: predicted without loss_fn, profile and dtype_policy; leave them out"
         )
     request, cluster = replace(asked, dtype="bf16" if asked.dtype in NARROW else asked.dtype).checked()
-    shape = asked.model if isinstance(asked.model, Shape) else shape_of(asked.model, example_inputs)
+    shape = asked.model if isinstance(asked.model, Dims) else shape_of(asked.model, example_inputs)
     return Plan(predict(shape, config, request, cluster, asked.dtype, straggler))
 
 

@@ -27,7 +27,7 @@ Inputs = Mapping[str, Any] | tuple[Any, ...] | list[Any]
 class Asked:
     """The arguments of `plan`, `estimate` or `profile`, as given."""
 
-    model: Any  # an nn.Module; a transformer.dims.Shape where another framework is asked about
+    model: Any  # an nn.Module; a Dims where another framework is asked about
     cluster: Cluster | str | Path
     global_batch: int
     dtype: str

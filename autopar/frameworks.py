@@ -16,6 +16,7 @@ from autopar import __version__
 from autopar.choices import listed
 from autopar.cluster import Cluster, MixedCluster
 from autopar.cost.states import STATE_BYTES
+from autopar.dims import Dims
 from autopar.errors import ConfigError
 from autopar.formulate.config import ManualConfig, microbatch_count
 from autopar.graph import REPLICATE
@@ -23,7 +24,6 @@ from autopar.plan import Fingerprint, LayerStrategy, MeshAxis, PlanRecord, Reque
 from autopar.trace.models.dimspec import parse_dims
 from autopar.transformer.calls import peak_flops_per_s
 from autopar.transformer.constants import shipped_constants
-from autopar.transformer.dims import Shape
 from autopar.transformer.layout import COMPUTE, DEEPSPEED, FSDP, MODERN, NARROW, Conventions, Layout
 from autopar.transformer.memory import Bytes, fits, peak_bytes
 from autopar.transformer.stages import stage_blocks
@@ -36,7 +36,7 @@ CONVENTIONS: Mapping[str, Conventions] = {"megatron": MODERN, "fsdp": FSDP, "dee
 
 
 def predict(
-    shape: Shape, config: ManualConfig, request: Request, cluster: Cluster, dtype: str, straggler: float = 1.0
+    shape: Dims, config: ManualConfig, request: Request, cluster: Cluster, dtype: str, straggler: float = 1.0
 ) -> PlanRecord:
     """An estimate's record, one device `straggler` times as slow. Raises ConfigError where it can't be predicted."""
     began = time.process_time()
@@ -58,27 +58,17 @@ def predict(
 # --- the model ------------------------------------------------------------------------------------------------------
 
 
-def shape_of_spec(spec: str, seq_len: int | None) -> Shape:
+def shape_of_spec(spec: str, seq_len: int | None) -> Dims:
     """The dimensions that `gpt:...` or `llama:...` gives, those of experts included. Raises ConfigError."""
-    dims = parse_dims(spec, seq_len, experts=True)
-    gpt = dims["family"] == "gpt"
-    return Shape(
-        dims["layers"], dims["hidden"], dims["heads"], dims["kv_heads"], dims["head_dim"],
-        dims["moe_ffn"] if dims["experts"] else dims["ffn"], dims["vocab"], dims["seq"], dims["gated"], dims["tied"],
-        bias=gpt, positions=gpt, experts=dims["experts"] if dims["experts"] > 1 else 0, topk=dims["topk"],
-    )  # fmt: skip
+    return parse_dims(spec, seq_len, experts=True)
 
 
-def shape_of(model: nn.Module, inputs: Any) -> Shape:
+def shape_of(model: nn.Module, inputs: Any) -> Dims:
     """Dimensions of a model: its own, or those of its configuration. Raises ConfigError where there are none."""
     seq = _sequence(inputs)
     dims = getattr(model, "dims", None)
-    if dims is not None and hasattr(dims, "family"):
-        gpt = dims.family == "gpt"
-        return Shape(
-            dims.layers, dims.hidden, dims.heads, dims.kv_heads, dims.head_dim, dims.ffn, dims.vocab, seq, dims.gated,
-            dims.tied, bias=gpt, positions=gpt,
-        )  # fmt: skip
+    if isinstance(dims, Dims):
+        return replace(dims, seq=seq)
     config = getattr(model, "config", None)
     layers, hidden, heads, vocab = (
         _first(config, names)
@@ -95,7 +85,7 @@ def shape_of(model: nn.Module, inputs: Any) -> Shape:
     names = [name for name, _ in model.named_parameters()]
     experts = _first(config, ("num_local_experts", "num_experts", "n_routed_experts"))
     wide = _first(config, ("intermediate_size", "n_inner", "ffn_dim", "d_ff")) or 4 * hidden
-    return Shape(
+    return Dims(
         layers=layers, hidden=hidden, heads=heads, kv_heads=_first(config, ("num_key_value_heads",)) or heads,
         head_dim=_first(config, ("head_dim",)) or hidden // heads,
         ffn=(_first(config, ("moe_intermediate_size",)) if experts else 0) or wide, vocab=vocab, seq=seq,
@@ -123,7 +113,7 @@ def _sequence(inputs: Any) -> int:
 # --- the plan -------------------------------------------------------------------------------------------------------
 
 
-def layout_of(config: ManualConfig, shape: Shape, cluster: Cluster, global_batch: int, dtype: str) -> Layout:
+def layout_of(config: ManualConfig, shape: Dims, cluster: Cluster, global_batch: int, dtype: str) -> Layout:
     """The layout of a configuration. Raises ConfigError with every mistake."""
     config = config.fit(cluster.devices, global_batch, shape.layers)
     mistakes = [
@@ -175,7 +165,7 @@ def _ways(group: str, node: int) -> int:
 
 
 def _record(
-    shape: Shape, layout: Layout, taken: StepTime, held: Bytes, request: Request, cluster: Cluster, began: float
+    shape: Dims, layout: Layout, taken: StepTime, held: Bytes, request: Request, cluster: Cluster, began: float
 ) -> PlanRecord:
     device, step, used = cluster.device, taken.step_time_s, layout.devices
     tokens = request.global_batch * shape.seq
@@ -216,11 +206,11 @@ def _categories(held: Bytes) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _names(shape: Shape) -> list[str]:
+def _names(shape: Dims) -> list[str]:
     return ["embedding", *(f"blocks.{i}" for i in range(shape.layers)), "head"]
 
 
-def _stages(shape: Shape, layout: Layout) -> list[StagePlan]:
+def _stages(shape: Dims, layout: Layout) -> list[StagePlan]:
     """Stages over the devices of each group: tensor parallel nearest, then context and data parallel."""
     degrees = (layout.dp, layout.cp, layout.tp)
     sizes = [size for size in degrees if size > 1]

@@ -59,8 +59,8 @@ def _read_table(path: Path, kinds: Sequence[str]) -> Table:
     try:
         with _open(path) as file:
             reader = csv.DictReader(file)
-            kind = _kind_of(path, tuple(reader.fieldnames or ()), kinds)
-            rows = [{key: value or "" for key, value in row.items() if key} for row in reader]
+            kind = _kind_of(path, tuple(name.strip() for name in reader.fieldnames or ()), kinds)
+            rows = [{key.strip(): value or "" for key, value in row.items() if key} for row in reader]
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(
             f"{path}: can't be read as a table ({reason_of(error)}). Give a .csv or .csv.gz file."
@@ -70,8 +70,8 @@ def _read_table(path: Path, kinds: Sequence[str]) -> Table:
 
 def _open(path: Path) -> IO[str]:
     if path.suffix == ".gz":
-        return cast("IO[str]", gzip.open(path, "rt", encoding="utf-8", newline=""))
-    return path.open(encoding="utf-8", newline="")
+        return cast("IO[str]", gzip.open(path, "rt", encoding="utf-8-sig", newline=""))
+    return path.open(encoding="utf-8-sig", newline="")
 
 
 def _kind_of(path: Path, columns: tuple[str, ...], kinds: Sequence[str]) -> str:

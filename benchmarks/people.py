@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import median
 
 from autopar.cost.roofline import RooflinePricer
+from autopar.dims import Dims
 from autopar.errors import AutoparError, ConfigError
 from autopar.formulate.config import ManualConfig
 from autopar.formulate.planner import Planner
@@ -28,7 +29,6 @@ from autopar.plan import POLICIES, Request
 from autopar.rows import read_tables
 from autopar.trace import load_model, trace
 from autopar.transformer.constants import shipped_constants
-from autopar.transformer.dims import Shape
 from autopar.validation.plain import shipped_closed
 from autopar.validation.runs import Run
 from autopar.validation.steps import ReadRow, predict_row, read_rows
@@ -138,7 +138,7 @@ def graph_of(spec: str, seq_len: int, compute: str) -> OpGraph:
     return trace(loaded.model, loaded.inputs, compute_dtype=compute)
 
 
-def spec_of(shape: Shape) -> str:
+def spec_of(shape: Dims) -> str:
     """The dims of a row as a model specification."""
     dims = {
         "layers": shape.layers, "hidden": shape.hidden, "heads": shape.heads, "kv_heads": shape.kv_heads,

@@ -11,10 +11,10 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from autopar.cluster import Device
+from autopar.dims import Dims
 from autopar.measure.models.attention import BACKWARD
 from autopar.measure.models.device import DeviceModel
 from autopar.measure.models.gemm import GEMM
-from autopar.transformer.dims import Shape
 from autopar.transformer.layout import Layout
 
 SUSTAINED = np.array([constant.name == "sustained" for constant in GEMM.constants])
@@ -60,12 +60,12 @@ class _Product:
     batch: float = 1.0
 
 
-def local_tokens(shape: Shape, layout: Layout) -> float:
+def local_tokens(shape: Dims, layout: Layout) -> float:
     """Tokens of a microbatch on one device."""
     return layout.microbatch * shape.seq / layout.cp
 
 
-def block_piece(shape: Shape, layout: Layout, model: DeviceModel) -> Piece:
+def block_piece(shape: Dims, layout: Layout, model: DeviceModel) -> Piece:
     """A block of the model."""
     tokens, t = local_tokens(shape, layout), layout.tp
     inner, shared = shape.heads * shape.head_dim / t, max(1.0, shape.kv_heads / t) * shape.head_dim
@@ -90,7 +90,7 @@ def block_piece(shape: Shape, layout: Layout, model: DeviceModel) -> Piece:
     )
 
 
-def _feed_forward(shape: Shape, layout: Layout, tokens: float) -> list[_Product]:
+def _feed_forward(shape: Dims, layout: Layout, tokens: float) -> list[_Product]:
     """Products of the feed-forward: of a rank's experts, equally loaded, where there are experts."""
     wide = 2 if shape.gated else 1
     if not shape.experts:
@@ -154,7 +154,7 @@ def _priced_as(dtype: str, model: DeviceModel) -> str:
     return "bfloat16" if both else dtype
 
 
-def _core(shape: Shape, layout: Layout, model: DeviceModel) -> Piece:
+def _core(shape: Dims, layout: Layout, model: DeviceModel) -> Piece:
     """The core of attention: one fused kernel, or two batched products with a softmax and dropout between them."""
     heads, rows = shape.heads / layout.tp, shape.seq / layout.cp
     if layout.fused_attention:
@@ -178,7 +178,7 @@ def _core(shape: Shape, layout: Layout, model: DeviceModel) -> Piece:
     return Piece(forward, Local(gemm=2 * (product + valued), moved=back, kernels=7.0), forward)
 
 
-def _beside(shape: Shape, layout: Layout, tokens: float, model: DeviceModel) -> float:
+def _beside(shape: Dims, layout: Layout, tokens: float, model: DeviceModel) -> float:
     """Seconds of norms, residual sums, activations, rotations and transposes of a forward pass, by bytes."""
     t, size = layout.tp, 2.0
     whole = tokens * shape.hidden / (t if layout.sequence else 1)
@@ -194,14 +194,14 @@ def _beside(shape: Shape, layout: Layout, tokens: float, model: DeviceModel) -> 
     return size * (residual * whole + attention + active + routed + casts) / model.device.memory_bytes_per_s
 
 
-def embedding_piece(shape: Shape, layout: Layout, model: DeviceModel) -> Piece:
+def embedding_piece(shape: Dims, layout: Layout, model: DeviceModel) -> Piece:
     """The token embedding: rows gathered forward, added up backward."""
     moved = local_tokens(shape, layout) * shape.hidden * 2.0 / model.device.memory_bytes_per_s
     extra = 5 if layout.conventions.dropout else 2
     return Piece(Local(moved=moved * extra, kernels=4.0), Local(moved=moved * (extra + 2), kernels=6.0))
 
 
-def head_piece(shape: Shape, layout: Layout, model: DeviceModel) -> Piece:
+def head_piece(shape: Dims, layout: Layout, model: DeviceModel) -> Piece:
     """The last norm, the projection to the vocabulary and cross-entropy."""
     tokens = local_tokens(shape, layout)
     product = [_Product(tokens, shape.vocab / layout.tp, shape.hidden)]

@@ -26,12 +26,14 @@ class Conventions:
     `held_gradient_bytes` are kept. `sequence`: whether tensor parallel implies Megatron's sequence parallel. `zero` and
     `recompute` are the defaults. `dropout`: whether the models of its time train with it. `lean_loss`: whether the loss
     keeps no float32 copy of the logits. `passes`: how often pointwise work moves what fused kernels would move once;
-    `keeps`: how often autograd keeps it. `library_attention`: whether attention is the maker's newest kernel. `rerun`:
-    the share of a block that `selective` recomputation runs again; 0 where it is the core of attention alone.
-    `whole_batch`: whether the batch isn't split in time where a plan doesn't say, but for a pipeline into as many
-    microbatches as stages. `messages`: how many collectives a block's parameters take; `link_share`: of a link's rate
-    that these reach. `half_states`: whether parameters, gradients and moments all have 16 bits. `extra_state_bytes`: of
-    copies that the optimizer makes a parameter, sharded as its states are. `dtensor`: whether DTensor splits tensors.
+    `keeps`: how often autograd keeps it. `eager`: whether norms, rotations and activations are operators of their own,
+    which keep what they read. `library_attention`: whether attention is the maker's newest kernel. `rerun`: the share
+    of a block that `selective` recomputation runs again; 0 where it is the core of attention alone. `whole_batch`:
+    whether the batch isn't split in time where a plan doesn't say, but for a pipeline into as many microbatches as
+    stages. `messages`: how many collectives a block's parameters take; `link_share`: of a link's rate that these reach.
+    `half_states`: whether parameters, gradients and moments all have 16 bits. `extra_state_bytes`: of copies that the
+    optimizer makes a parameter, sharded as its states are. `dtensor`: whether DTensor splits tensors. `shows`: which
+    memory its own log shows, `allocated` or `reserved` by torch; all that the device holds where empty.
     """
 
     name: str
@@ -56,6 +58,8 @@ class Conventions:
     extra_state_bytes: float = 0.0
     link_share: float = 1.0
     dtensor: bool = False
+    shows: str = ""
+    eager: bool = False
 
 
 CLASSIC = Conventions("megatron 2021", False, 22, False, False, 2, 4, False, 0, "none", True)
@@ -65,12 +69,26 @@ MODERN = Conventions(
 )
 TUNED = replace(MODERN, name="nemo", kernels=14, hides_tp=True, sequence=True, gradient_bytes=2, held_gradient_bytes=2)
 FSDP = Conventions(
-    "fsdp", True, 22, False, True, 4, 4, True, 3, "none", passes=1.5, rerun=0.45, whole_batch=True, dtensor=True
+    "fsdp",
+    True,
+    22,
+    False,
+    True,
+    4,
+    4,
+    True,
+    3,
+    "none",
+    passes=1.5,
+    rerun=0.45,
+    whole_batch=True,
+    dtensor=True,
+    eager=True,
 )
-COMPILED = replace(FSDP, name="fsdp compiled", kernels=12, passes=0.8)
-TORCHTITAN = replace(COMPILED, name="torchtitan", recompute="selective", keeps=0.93)
+COMPILED = replace(FSDP, name="fsdp compiled", kernels=12, passes=0.8, eager=False)
+TORCHTITAN = replace(COMPILED, name="torchtitan", recompute="selective", keeps=0.93, shows="reserved")  # metrics.py
 TORCHTITAN_2025 = replace(TORCHTITAN, lean_loss=True)
-LITGPT = replace(FSDP, name="litgpt", recompute="full", half_states=True)
+LITGPT = replace(FSDP, name="litgpt", recompute="full", half_states=True, shows="allocated")
 TUNED_FSDP = replace(COMPILED, name="automodel", library_attention=True)
 DEEPSPEED = Conventions(
     "deepspeed",
@@ -86,8 +104,9 @@ DEEPSPEED = Conventions(
     passes=1.5,
     rerun=0.45,
     messages=60,
-    keeps=1.7,
+    keeps=1.15,
     link_share=0.4,
+    eager=True,
 )  # fmt: skip
 PADDLE = Conventions("paddle", True, 26, False, False, 2, 2, False, 1, "none", passes=1.3, messages=2)
 INTERNEVO = Conventions(

@@ -14,8 +14,8 @@ from itertools import zip_longest
 from autopar.cluster import Device
 from autopar.cost.orders import Shape as PipelineShape
 from autopar.cost.schedule import holdings
+from autopar.dims import Dims
 from autopar.transformer.calls import local_tokens
-from autopar.transformer.dims import Shape
 from autopar.transformer.layout import Layout
 from autopar.transformer.stages import stage_blocks
 
@@ -66,7 +66,7 @@ class Bytes:
         return self.tensors + self.context + self.slack
 
 
-def peak_bytes(shape: Shape, layout: Layout) -> Bytes:
+def peak_bytes(shape: Dims, layout: Layout) -> Bytes:
     """Bytes on the fullest device."""
     return max((stage_bytes(shape, layout, group) for group in range(layout.pp)), key=lambda found: found.total)
 
@@ -76,7 +76,7 @@ def fits(found: Bytes, device: Device) -> bool:
     return found.total - found.slack <= device.usable_bytes
 
 
-def stage_bytes(shape: Shape, layout: Layout, group: int) -> Bytes:
+def stage_bytes(shape: Dims, layout: Layout, group: int) -> Bytes:
     """Bytes on a device of the pipeline's group `group`."""
     blocks = stage_blocks(shape, layout)
     stages = layout.pipeline.stages_of(group)
@@ -100,7 +100,7 @@ def stage_bytes(shape: Shape, layout: Layout, group: int) -> Bytes:
                  CONTEXT_BYTES + COMMUNICATION_BYTES * multi, holes, logits, gathered)  # fmt: skip
 
 
-def _elements(shape: Shape, layout: Layout, blocks: float, *, first: bool, last: bool) -> tuple[float, float]:
+def _elements(shape: Dims, layout: Layout, blocks: float, *, first: bool, last: bool) -> tuple[float, float]:
     """Elements of dense parameters and of experts on a device, before data-parallel sharding."""
     feed = shape.expert_params
     each = (shape.block_params - max(1, shape.experts) * feed + (0 if shape.experts else feed)) / layout.tp
@@ -109,7 +109,7 @@ def _elements(shape: Shape, layout: Layout, blocks: float, *, first: bool, last:
     return blocks * each + ends, blocks * shape.experts * feed / split
 
 
-def _states(shape: Shape, layout: Layout, dense: float, expert: float) -> tuple[float, float, float, float]:
+def _states(shape: Dims, layout: Layout, dense: float, expert: float) -> tuple[float, float, float, float]:
     """Bytes of parameters, gradients, optimizer states, and of what is gathered for a while."""
     ways = layout.shard_ways
     ranks = max(1, layout.data_ranks * layout.tp // layout.expert_ways) if layout.expert_ways > 1 else layout.data_ranks
@@ -144,24 +144,27 @@ def _made_in_step(layout: Layout, gradients: float) -> float:
     return 2 * gradients / layout.shard_ways if widened else 0.0
 
 
-def block_bytes(shape: Shape, layout: Layout) -> float:
+def block_bytes(shape: Dims, layout: Layout) -> float:
     """What autograd keeps of one block for one microbatch on one device."""
     tokens, t = local_tokens(shape, layout), layout.tp
     h, inner = shape.hidden, shape.heads * shape.head_dim / t
     shared = max(1.0, shape.kv_heads / t) * shape.head_dim
     dropout = layout.conventions.dropout
-    whole = (8 + 2 * dropout) * h / (t if layout.sequence else 1)  # inputs of both norms and of both first products
-    attention = 2 * (inner + 2 * shared) + 2 * inner
+    eager = layout.conventions.eager
+    widened = 8 if eager and not shape.bias else 0  # RMS norms keep their input in float32, and the result unscaled
+    whole = (8 + widened + 2 * dropout) * h / (t if layout.sequence else 1)  # of both norms and of both first products
+    attention = 2 * (inner + 2 * shared) + (4 if eager else 2) * inner  # eager: also with heads beside one another
     per_token = shape.topk if shape.experts else 1
     wide = shape.ffn / (1 if shape.experts and layout.ep > 1 else t)
-    fed = per_token * wide * (6 if shape.gated else 4) / (t if shape.experts and layout.ep > 1 else 1)
+    gated = 8 if eager else 6  # eager: also the gate before it is multiplied
+    fed = per_token * wide * (gated if shape.gated else 4) / (t if shape.experts and layout.ep > 1 else 1)
     # in expert order, and the experts' results before and after they are sent; whole where ranks split each expert
     routed = 6.0 * per_token * h / (t if layout.ep > 1 else 1) if shape.experts else 0.0
     total = tokens * (whole + attention + fed + routed) * layout.conventions.keeps
     return total * layout.width / HALF + score_bytes(shape, layout)
 
 
-def score_bytes(shape: Shape, layout: Layout) -> float:
+def score_bytes(shape: Dims, layout: Layout) -> float:
     """What is kept of scores where they reach memory: the softmax, and with dropout its mask and result."""
     if layout.fused_attention:
         return 0.0
@@ -169,7 +172,7 @@ def score_bytes(shape: Shape, layout: Layout) -> float:
     return scores * (2 * layout.width + 1 if layout.conventions.dropout else layout.width)
 
 
-def kept_bytes(shape: Shape, layout: Layout) -> float:
+def kept_bytes(shape: Dims, layout: Layout) -> float:
     """Of `block_bytes`, what is kept until the backward pass under the layout's recomputation, a block on average."""
     whole = block_bytes(shape, layout)
     inputs = layout.width * local_tokens(shape, layout) * shape.hidden / (layout.tp if layout.sequence else 1)
@@ -179,7 +182,7 @@ def kept_bytes(shape: Shape, layout: Layout) -> float:
     return layout.recomputed * inputs + (1 - layout.recomputed) * whole
 
 
-def _logits(shape: Shape, layout: Layout) -> float:
+def _logits(shape: Dims, layout: Layout) -> float:
     dealt = layout.tp > 1 and layout.conventions.dtensor
     each = LEAN_LOGITS_BYTES if layout.conventions.lean_loss else DEALT_LOGITS_BYTES if dealt else LOGITS_BYTES
     return local_tokens(shape, layout) * shape.vocab / layout.tp * each

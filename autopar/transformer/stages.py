@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from autopar.transformer.dims import Shape
+from autopar.dims import Dims
 from autopar.transformer.layout import Layout
 
 
-def stage_blocks(shape: Shape, layout: Layout) -> list[float]:
+def stage_blocks(shape: Dims, layout: Layout) -> list[float]:
     """Blocks of each stage: as given, else as even as they can be, fewer at the ends."""
     if layout.stage_layers:
         return [float(n) for n in layout.stage_layers]

@@ -13,10 +13,10 @@ from autopar.cost.orders import Shape as PipelineShape
 from autopar.cost.roofline import model_of
 from autopar.cost.schedule import simulate
 from autopar.cost.sync import exposed_s
+from autopar.dims import Dims
 from autopar.measure.models.form import joined_numbers
 from autopar.transformer.calls import Local, Piece, block_piece, embedding_piece, head_piece
 from autopar.transformer.constants import Constants
-from autopar.transformer.dims import Shape
 from autopar.transformer.layout import Layout
 from autopar.transformer.stages import stage_blocks
 from autopar.transformer.traffic import Traffic, Wire, traffic
@@ -36,7 +36,7 @@ SIMULATED = 200_000
 class Costs:
     """All that a step asks for, before calibration."""
 
-    shape: Shape
+    shape: Dims
     layout: Layout
     block: Piece
     embedding: Piece
@@ -49,7 +49,7 @@ class Costs:
     bytes_per_s: float
 
 
-def costs_of(shape: Shape, layout: Layout, cluster: Cluster) -> Costs:
+def costs_of(shape: Dims, layout: Layout, cluster: Cluster) -> Costs:
     """Price the pieces of a step on a cluster."""
     device, model = cluster.device, model_of(cluster.device)
     nodes = -(-layout.devices // cluster.devices_per_node)

@@ -10,10 +10,10 @@ from math import log2
 
 from autopar.cluster import Cluster
 from autopar.cost.collectives import fitted_times, ranks_by_level
+from autopar.dims import Dims
 from autopar.graph import CollectiveKey
 from autopar.measure.models.device import DeviceModel
 from autopar.transformer.calls import local_tokens
-from autopar.transformer.dims import Shape
 from autopar.transformer.layout import Conventions, Layout
 
 
@@ -89,7 +89,7 @@ class Traffic:
     tied: Wire
 
 
-def traffic(shape: Shape, layout: Layout, cluster: Cluster, model: DeviceModel) -> Traffic:
+def traffic(shape: Dims, layout: Layout, cluster: Cluster, model: DeviceModel) -> Traffic:
     """All collectives of a step, before calibration and before any is hidden."""
     activation = local_tokens(shape, layout) * shape.hidden * 2.0
     tensor = _tensor(layout, activation, cluster, model)
@@ -117,7 +117,7 @@ def traffic(shape: Shape, layout: Layout, cluster: Cluster, model: DeviceModel) 
     )  # fmt: skip
 
 
-def _once_a_node(shape: Shape, layout: Layout, cluster: Cluster) -> float:
+def _once_a_node(shape: Dims, layout: Layout, cluster: Cluster) -> float:
     """A token goes once to a node, however many of its experts are there: the nodes that it meets over its experts."""
     nodes = max(1, layout.ep // cluster.devices_per_node)
     return nodes * (1 - (1 - 1 / nodes) ** shape.topk) / shape.topk if shape.experts else 1.0
@@ -127,7 +127,7 @@ def _expert_split(layout: Layout) -> int:
     return layout.ep if layout.ep > 1 else layout.tp
 
 
-def _keys(shape: Shape, layout: Layout) -> float:
+def _keys(shape: Dims, layout: Layout) -> float:
     """Bytes of all ranks' keys and values of a split sequence, on one tensor rank."""
     return 2 * 2.0 * layout.microbatch * shape.seq * max(1.0, shape.kv_heads / layout.tp) * shape.head_dim
 
@@ -176,7 +176,7 @@ def _gathered(elements: float, layout: Layout, cluster: Cluster, model: DeviceMo
     return wire("all_gather", elements * 2.0, ways, stride, cluster, model)
 
 
-def _tied(shape: Shape, layout: Layout, ends: float, cluster: Cluster, model: DeviceModel) -> Wire:
+def _tied(shape: Dims, layout: Layout, ends: float, cluster: Cluster, model: DeviceModel) -> Wire:
     """The tied embedding's gradient, summed over the first and the last stage."""
     if not shape.tied or layout.pp == 1:
         return NO_WIRE

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 
 from autopar.cluster import Cluster, DeviceFile, Link
+from autopar.dims import Dims
 from autopar.errors import ConfigError
 from autopar.schedules import V_SHAPED
-from autopar.transformer.dims import Shape
 from autopar.transformer.layout import COMPUTE, MODERN, NARROW, Conventions, Layout
 from autopar.validation.public_models import dims_of
 from autopar.validation.words import (
@@ -24,7 +24,13 @@ from autopar.validation.words import (
     zero_in,
 )
 
+OPEN = ("unknown", "unspecified", "not stated", "not printed", "nan", "n/a", "na", "null", "-", "?")
+"""Words for what a source doesn't say; `none` is one in columns of numbers only."""
+
 FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}\b)")
+"""What parts thousands of a number, as in 4,096."""
 
 RACK = 64
 """Devices of a rack-scale NVLink domain of 72 that jobs use."""
@@ -37,7 +43,7 @@ PADDED_GPT2, LLAMA_VOCAB = 51200, 32000
 class Run:
     """A row read: what ran, how and where; `assumed` says what the row left open and what was taken."""
 
-    shape: Shape
+    shape: Dims
     layout: Layout
     cluster: Cluster
     device: DeviceFile
@@ -60,19 +66,20 @@ class _Reader:
     assumed: list[str] = field(default_factory=list)
 
     def text(self, column: str) -> str:
-        return (self.row.get(column) or "").strip()
+        found = (self.row.get(column) or "").strip()
+        return "" if found.lower() in OPEN else found
 
     def number(self, column: str, default: int | None, why: str = "") -> int:
         """A whole number of a column; the default is noted. Raises ConfigError for what is none, or needed."""
         text = self.text(column)
         if not text and column in self.public:
             default, why = self.public[column], "the public model's"
-        if not text or text.lower() in ("unknown", "nan", "none", "-"):
+        if not text or text.lower() == "none":
             if default is None:
                 raise ConfigError(f"{column} is missing")
             self.assumed.append(f"{column}={default}" + (f" ({why})" if why else ""))
             return default
-        value = decimal(text)
+        value = decimal(THOUSANDS.sub("", text))
         if value is None or value < 0 or value != int(value):
             raise ConfigError(f"{column}={text!r} is not a whole number")
         return int(value)
@@ -113,7 +120,7 @@ def read_run(row: Mapping[str, str]) -> Run:
 # --- the model ------------------------------------------------------------------------------------------------------
 
 
-def _shape(reader: _Reader) -> Shape:
+def _shape(reader: _Reader) -> Dims:
     arch = reader.text("arch").lower()
     if "mamba" in arch or "hybrid" in arch:
         raise ConfigError(f"arch={arch!r}: only decoders whose blocks are all attention and feed-forward")
@@ -125,7 +132,7 @@ def _shape(reader: _Reader) -> Shape:
     gated = reader.flag("gated_mlp", not gpt)
     third = -(-(8 * hidden) // (3 * 256)) * 256
     experts = reader.number("experts", 0) if reader.text("experts") else 0
-    found = Shape(
+    found = Dims(
         layers=layers, hidden=hidden, heads=heads, kv_heads=reader.number("kv_heads", heads),
         head_dim=_head_dim(reader, hidden, heads),
         ffn=reader.number("ffn_hidden", third if gated else 4 * hidden),
@@ -149,7 +156,7 @@ def _head_dim(reader: _Reader, hidden: int, heads: int) -> int:
 # --- the plan -------------------------------------------------------------------------------------------------------
 
 
-def _layout(reader: _Reader, shape: Shape, device: DeviceFile, conventions: Conventions) -> tuple[Layout, int]:
+def _layout(reader: _Reader, shape: Dims, device: DeviceFile, conventions: Conventions) -> tuple[Layout, int]:
     tp, pp, cp = reader.number("tp", 1), reader.number("pp", 1), reader.number("cp", 1)
     gpus = reader.number("gpus", None)
     if gpus < 1:
@@ -217,7 +224,7 @@ def _zero(reader: _Reader, conventions: Conventions) -> Zero:
     return zero_in(text)
 
 
-def _recompute(reader: _Reader, conventions: Conventions, shape: Shape) -> tuple[str, float]:
+def _recompute(reader: _Reader, conventions: Conventions, shape: Dims) -> tuple[str, float]:
     """The kind of recomputation, and the share of blocks: all, or those that `full:8` or `block 8` counts."""
     text = reader.text("recompute")
     if not text:
@@ -236,7 +243,7 @@ def _schedule(reader: _Reader, chunks: int) -> str:
     return known
 
 
-def _experts(reader: _Reader, shape: Shape, ranks: int) -> int:
+def _experts(reader: _Reader, shape: Dims, ranks: int) -> int:
     if not shape.experts:
         return 1
     ep = max(1, reader.number("ep", 1))

@@ -187,7 +187,7 @@ def _measured_bytes(row: Mapping[str, str]) -> float | None:
 
 def _held(row: Mapping[str, str], kind: str, run: Run, peak: Bytes) -> float:
     """Bytes predicted of what the row measures: a total as its tool sees it, or a component."""
-    how = plain(row.get("mem_kind", ""))
+    how = plain(row.get("mem_kind", "")) or run.layout.conventions.shows
     component = plain(row.get("component", "")) if kind == "memory" else ""
     if component in TOTALS:
         if "allocated" in how:

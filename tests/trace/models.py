@@ -130,10 +130,10 @@ def _nested(n: int) -> dict[str, Any]:
 
 
 def _decoder(spec: str) -> Callable[[], nn.Module]:
-    from autopar.trace.models.dims import Decoder, Dims
+    from autopar.trace.models.decoder import Decoder
     from autopar.trace.models.dimspec import parse_dims
 
-    return lambda: Decoder(Dims(**parse_dims(spec)))
+    return lambda: Decoder(parse_dims(spec))
 
 
 def _gpt2() -> nn.Module:

@@ -131,11 +131,11 @@ def test_transformers_configuration(tmp_path: Path) -> None:
 
 def test_decoder_learns() -> None:
     """The dims models train for real: the loss starts at the logarithm of the vocabulary and falls."""
-    from autopar.trace.models.dims import Decoder, Dims
+    from autopar.trace.models.decoder import Decoder
     from autopar.trace.models.dimspec import parse_dims
 
     torch.manual_seed(0)
-    model = Decoder(Dims(**parse_dims("llama:layers=2,hidden=32,heads=4,kv_heads=2,vocab=20,seq=12,tied=1")))
+    model = Decoder(parse_dims("llama:layers=2,hidden=32,heads=4,kv_heads=2,vocab=20,seq=12,tied=1"))
     tokens = torch.randint(0, 20, (4, 12))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []

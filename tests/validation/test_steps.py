@@ -8,6 +8,8 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from autopar.cli.main import _run
 from autopar.cluster import all_devices
@@ -102,6 +104,48 @@ def test_no_row_ends_the_command() -> None:
         for row in predict(*rows, kind=kind):
             figures = (row.predicted_step_time_s, row.predicted_peak_memory_bytes)
             assert row.skipped_reason or all(figure is not None and 0 < figure < 1e30 for figure in figures)
+
+
+ODD = st.sampled_from(
+    (
+        "", " ", "0", "-1", "1", "3", "7", "64", "1e3", "4,096", "nan", "inf", "none", "unknown", "n/a", "TRUE", "1.5",
+        "8x", "32B", "ZeRO-3 + offload", "stage 1", "DDP", "bf16-mixed", "O1", "tf32", "int8", "H200", "h100 sxm5 80gb",
+        "NVIDIA A100-SXM4-40GB", "GB200 NVL72", "MI300X", "TPU v5e", "910B", "interleaved 1F1B", "ZB-2p", "every layer",
+        "128k", "Horovod", "\u00b2", "\uff18", "x" * 500,
+    )
+)  # fmt: skip
+
+
+BESIDE = (
+    "zero_stage", "recompute", "schedule", "virtual_stages", "experts", "topk", "ep", "sequence_parallel",
+    "flash_attention", "interconnect_inter", "peak_mem_gb", "component", "mem_kind",
+)  # fmt: skip
+"""Columns that `ROW` leaves empty."""
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.sampled_from((*ROW, *BESIDE)), ODD, max_size=6))
+def test_odd_rows_are_refused_in_words(change: dict[str, str]) -> None:
+    """Several odd columns at once: finite figures that JSON can hold, or a reason that was written for it.
+
+    None is refused because something broke on the way.
+    """
+    for kind in ("training", "memory"):
+        (row,) = found = predict(change, kind=kind)
+        json.dumps([row.to_json(), summary(found)], allow_nan=False)
+        assert row.skipped_reason or (row.predicted_step_time_s and row.predicted_peak_memory_bytes)
+        assert "can't be predicted" not in (row.skipped_reason or "")
+
+
+def test_a_table_as_spreadsheets_write_it(tmp_path: Path) -> None:
+    """A byte order mark, blanks around names of columns, thousands apart and words for nothing change no figure."""
+    named = ROW | {"hidden": "4,096", "recompute": "n/a", "micro_batch": "not stated"}
+    text = "\ufeff" + ", ".join(named) + "\n" + ",".join(f'"{value}"' for value in named.values())
+    (tmp_path / "rows.csv").write_text(text, encoding="utf-8")
+    (row,) = predict_steps(read_tables([tmp_path / "rows.csv"], STEP_KINDS))
+    (plain,) = predict({})
+    assert row.row_id == "a"
+    assert row.predicted_step_time_s == plain.predicted_step_time_s
 
 
 def test_what_is_left_open_is_assumed_and_listed() -> None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
+from autopar.dims import Dims
 from autopar.errors import ConfigError
 
 REQUIRED = ("layers", "hidden", "heads", "vocab")
 OPTIONAL = ("ffn", "kv_heads", "head_dim", "tied", "gated", "experts", "topk", "moe_ffn", "seq")
 EXPERT_KEYS = ("experts", "topk", "moe_ffn")
-FAMILIES = {"gpt": {"tied": 1, "gated": 0}, "llama": {"tied": 0, "gated": 1}}
+FAMILIES = {
+    "gpt": {"tied": True, "gated": False, "bias": True, "positions": True},
+    "llama": {"tied": False, "gated": True, "bias": False, "positions": False},
+}
 DEFAULT_SEQ = 2048
 
 
-def parse_dims(spec: str, seq_len: int | None = None, *, experts: bool = False) -> dict[str, Any]:
-    """Keyword arguments of `Dims` from a specification; `seq_len` wins over its `seq`.
-
-    With `experts` also `experts`, `topk` and `moe_ffn`, which `Dims` doesn't have (0 where there are none).
+def parse_dims(spec: str, seq_len: int | None = None, *, experts: bool = False) -> Dims:
+    """Dimensions from a specification, with those of `experts` where they are allowed; `seq_len` wins over its `seq`.
 
     Raises ConfigError with every unknown key, value that is no positive whole number, missing key and misfit.
     """
@@ -37,9 +39,6 @@ def parse_dims(spec: str, seq_len: int | None = None, *, experts: bool = False) 
     if missing or family not in FAMILIES:
         raise ConfigError(*mistakes)
     found = _filled(family, given, seq_len)
-    if experts:
-        found |= {"experts": given.get("experts", 0), "topk": given.get("topk", 2 if "experts" in given else 0)}
-        found["moe_ffn"] = given.get("moe_ffn", found["ffn"])
     mistakes += [f"{spec}: {m}" for m in _misfits(found, given)]
     if mistakes:
         raise ConfigError(*mistakes)
@@ -65,28 +64,27 @@ def _numbers(spec: str, text: str, mistakes: list[str]) -> dict[str, int]:
     return given
 
 
-def _filled(family: str, given: dict[str, int], seq_len: int | None) -> dict[str, Any]:
-    hidden, heads = given["hidden"], given["heads"]
-    ffn = 4 * hidden if family == "gpt" else -(-(8 * hidden) // (3 * 256)) * 256
-    flags = FAMILIES[family] | {k: given[k] for k in ("tied", "gated") if k in given}
-    return {
-        "family": family, "layers": given["layers"], "hidden": hidden, "heads": heads, "vocab": given["vocab"],
-        "kv_heads": given.get("kv_heads", heads), "head_dim": given.get("head_dim", max(hidden // heads, 1)),
-        "ffn": given.get("ffn", ffn), "seq": seq_len or given.get("seq", DEFAULT_SEQ),
-        "tied": bool(flags["tied"]), "gated": bool(flags["gated"]),
-    }  # fmt: skip
+def _filled(family: str, given: Mapping[str, int], seq_len: int | None) -> Dims:
+    hidden, heads, experts = given["hidden"], given["heads"], given.get("experts", 0)
+    flags = FAMILIES[family] | {k: bool(given[k]) for k in ("tied", "gated") if k in given}
+    ffn = given.get("ffn", 4 * hidden if family == "gpt" else -(-(8 * hidden) // (3 * 256)) * 256)
+    several = experts > 1  # a single one is a plain feed-forward
+    return Dims(
+        layers=given["layers"], hidden=hidden, heads=heads, kv_heads=given.get("kv_heads", heads),
+        head_dim=given.get("head_dim", max(hidden // heads, 1)), ffn=given.get("moe_ffn", ffn), vocab=given["vocab"],
+        seq=seq_len or given.get("seq", DEFAULT_SEQ), **flags,
+        experts=experts if several else 0, topk=given.get("topk", 2) if several else 0,
+    )  # fmt: skip
 
 
-def _misfits(found: dict[str, Any], given: dict[str, int]) -> list[str]:
+def _misfits(found: Dims, given: Mapping[str, int]) -> list[str]:
     misfits = []
-    if found["hidden"] % found["heads"] and "head_dim" not in given:
-        misfits.append(
-            f"hidden={found['hidden']} is no multiple of heads={found['heads']}; change one, or give head_dim="
-        )
-    if found["heads"] % found["kv_heads"]:
-        misfits.append(f"heads={found['heads']} is no multiple of kv_heads={found['kv_heads']}; change one")
+    if found.hidden % found.heads and "head_dim" not in given:
+        misfits.append(f"hidden={found.hidden} is no multiple of heads={found.heads}; change one, or give head_dim=")
+    if found.heads % found.kv_heads:
+        misfits.append(f"heads={found.heads} is no multiple of kv_heads={found.kv_heads}; change one")
     if "topk" in given and given["topk"] > given.get("experts", given["topk"]):
         misfits.append(f"topk={given['topk']} is above experts={given['experts']}; give at most that")
-    if found["family"] == "llama" and found["head_dim"] % 2:
-        misfits.append(f"head_dim={found['head_dim']} is odd; rotary positions need an even one")
+    if not found.positions and found.head_dim % 2:
+        misfits.append(f"head_dim={found.head_dim} is odd; rotary positions need an even one")
     return misfits

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from autopar.errors import AutoparError, ConfigError, reason_of
 from autopar.trace.inputs import ExampleInputs
-from autopar.trace.models.dims import Decoder, Dims
+from autopar.trace.models.decoder import Decoder
 from autopar.trace.models.dimspec import FAMILIES, parse_dims
 from autopar.trace.models.shipped import SHIPPED
 from autopar.trace.models.spec_text import function_mistakes, unknown_model
@@ -53,7 +53,7 @@ def load_model(spec: str, *, seq_len: int | None = None) -> LoadedModel:
 
 
 def _from_dims(spec: str, seq_len: int | None) -> tuple[nn.Module, ExampleInputs]:
-    dims = Dims(**parse_dims(spec, seq_len))
+    dims = parse_dims(spec, seq_len)
     with torch.device("meta"):
         model = Decoder(dims)
     return model, {"input_ids": _tokens(dims.seq), "labels": _tokens(dims.seq)}

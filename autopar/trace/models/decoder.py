@@ -3,41 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autopar.dims import Dims
+
 IGNORE = -100
 """Label of tokens that do not count in the loss."""
 
 
-@dataclass(frozen=True)
-class Dims:
-    """Dimensions of a decoder. `gpt`: learned positions, layer norm, biases, GELU; `llama`: rotary, RMS norm, none.
-
-    `gated`: SiLU-gated feed-forward (three matrices) instead of two; `tied`: the head shares the embedding's weight.
-    """
-
-    family: Literal["gpt", "llama"]
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    vocab: int
-    seq: int
-    tied: bool
-    gated: bool
-    theta: float = 10000.0
-
-    @property
-    def bias(self) -> bool:
-        """Whether linear layers have biases."""
-        return self.family == "gpt"
+ROTARY_BASE = 10000.0
+"""Base of the wavelengths of rotary positions."""
 
 
 class _ResidualLinear(nn.Linear):
@@ -107,7 +85,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.dims = dims
         self.embed = nn.Embedding(dims.vocab, dims.hidden)
-        self.positions = nn.Embedding(dims.seq, dims.hidden) if dims.family == "gpt" else None
+        self.positions = nn.Embedding(dims.seq, dims.hidden) if dims.positions else None
         self.blocks = nn.ModuleList(Block(dims) for _ in range(dims.layers))
         self.norm = _norm(dims)
         self.head = nn.Linear(dims.hidden, dims.vocab, bias=False)
@@ -133,7 +111,7 @@ class Decoder(nn.Module):
         at = torch.arange(input_ids.shape[1], device=input_ids.device)
         if self.positions is not None:
             x = x + self.positions(at)
-        rotation = None if self.positions is not None else rotary(at, self.dims.head_dim, self.dims.theta, x.dtype)
+        rotation = None if self.positions is not None else rotary(at, self.dims.head_dim, ROTARY_BASE, x.dtype)
         for block in self.blocks:
             x = block(x, rotation)
         logits = self.head(self.norm(x))
@@ -162,4 +140,4 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _norm(dims: Dims) -> nn.Module:
-    return nn.LayerNorm(dims.hidden) if dims.family == "gpt" else nn.RMSNorm(dims.hidden, eps=1e-5)
+    return nn.LayerNorm(dims.hidden) if dims.bias else nn.RMSNorm(dims.hidden, eps=1e-5)

@@ -1,4 +1,4 @@
-"""Dimensions of a transformer language model, and what follows from them: parameters and FLOPs."""
+"""Dimensions of a decoder, a transformer language model, and what follows from them: parameters and FLOPs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Shape:
-    """A decoder by its dims. `gated`: three feed-forward matrices instead of two; `positions`: learned ones.
+class Dims:
+    """A decoder by its dims.
 
-    `bias`: whether linear layers and norms have one. With `experts` every block has so many feed-forwards of inner
-    width `ffn`, of which a token takes `topk`.
+    `gated`: SiLU-gated feed-forward, three matrices instead of two; `tied`: the head shares the embedding's weight;
+    `bias`: linear layers and norms have one, and these are layer norms, else RMS norms; `positions`: learned ones, else
+    rotary. With `experts` every block has so many feed-forwards of inner width `ffn`, of which a token takes `topk`.
     """
 
     layers: int
