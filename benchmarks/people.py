@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
 from pathlib import Path
@@ -105,20 +105,34 @@ def _line(row: Published, text: str) -> str:
 
 
 def compared(rows: list[Published]) -> Iterator[tuple[Published, Compared | AutoparError]]:
-    """Each different plan of one problem beside the found one, or why that can't be."""
-    planner = planner_of(rows[0].run)
-    try:
-        found_s = planner.plan().step_time_s
-    except AutoparError as reason:
-        yield rows[0], reason
-        return
+    """Each different plan of one problem beside the found one, or why that can't be.
+
+    A published plan that needs more memory than the device has by the cost model is held against one found with as
+    much.
+    """
+    planner, found_s = planner_of(rows[0].run), inf
+    estimates = {}
     for config, row in {str(config_of(row.run)): row for row in rows}.items():
         try:
-            published = planner.estimate(ManualConfig.parse(config))
+            estimates[row.row_id] = row, planner.estimate(ManualConfig.parse(config))
         except AutoparError as reason:
             yield row, reason
-            continue
+    for row, published in sorted(estimates.values(), key=lambda pair: pair[1].peak_tensor_bytes):
+        if found_s > published.step_time_s * NEAR:
+            try:
+                found_s = with_room(planner, published.peak_tensor_bytes).plan().step_time_s
+            except AutoparError as reason:
+                yield row, reason
+                continue
         yield row, Compared(row, published.step_time_s, found_s, published.feasible)
+
+
+def with_room(planner: Planner, peak_bytes: int) -> Planner:
+    """The planner on devices that hold so many bytes of tensors at least."""
+    device = planner.cluster.device
+    usable_bytes = max(device.usable_bytes, peak_bytes + device.reserve_bytes)
+    cluster = replace(planner.cluster, device=replace(device, usable_bytes=usable_bytes))
+    return Planner(planner.graph, cluster, RooflinePricer(cluster), planner.request)
 
 
 def planner_of(run: Run) -> Planner:

@@ -18,6 +18,7 @@ from autopar.engine.search import Outcome
 from autopar.engine.stack_problem import Status
 from autopar.errors import ConfigError, InfeasibleError
 from autopar.formulate.config import ManualConfig
+from autopar.formulate.hosting import hosted
 from autopar.formulate.kinds import kind_of
 from autopar.formulate.layers.tables import Setting
 from autopar.formulate.leanest import leanest, size_text, tightest_stage
@@ -28,7 +29,7 @@ from autopar.formulate.record.straggler import with_straggler
 from autopar.formulate.record.whole import whole_ops
 from autopar.formulate.scenario import SolvedScenario
 from autopar.formulate.sizes import NO_SLOWER, PER_DEVICE, Searched, Sizes, searched
-from autopar.formulate.space import Space
+from autopar.formulate.space import AnyScenario, Space
 from autopar.graph import OpGraph
 from autopar.plan import Fingerprint, PlanRecord, Request, installed_torch
 
@@ -73,8 +74,10 @@ class Planner:
                 tried = [Searched(self.request.devices, scenarios, searched(scenarios, top, end_s))]
         best = self._best(tried, top)
         if config is not None and config.offload != "none":
-            best = [(with_offload(found, scenarios[0], config.offload), bound_s) for found, bound_s in best]
+            best = [(self._with_offload(found, scenarios[0], config.offload), bound_s) for found, bound_s in best]
         records = [self._record(found, bound_s, began) for found, bound_s in best]
+        if config is None and not records and _proven(tried):
+            records = self._on_host(top, end_s, began)
         if not records:
             raise self._nothing(_largest(tried), time_limit_s)
         if not records[0].feasible:
@@ -92,7 +95,7 @@ class Planner:
         if solved is None or (isinstance(solved, SolvedScenario) and solved.solution.status is not Status.OPTIMAL):
             raise ConfigError(f"config can't be laid out on this model: {scenario.name}. Change a degree.")
         if config.offload != "none":
-            solved = with_offload(solved, scenario, config.offload)
+            solved = self._with_offload(solved, scenario, config.offload)
         if straggler == 1.0:
             return self._record(solved, None, began)
         record = self._record(with_straggler(solved, straggler), None, began)
@@ -112,6 +115,16 @@ class Planner:
             kind = (devices, kind_of(solved)) if top > 1 else number
             kinds.setdefault(kind, (solved, bound / self._weight(devices)))
         return list(kinds.values())[:top]
+
+    def _with_offload(self, solved: Solved, scenario: AnyScenario, kind: str) -> Solved:
+        return with_offload(solved, scenario, kind, self.request.policy, self.request.optimizer)
+
+    def _on_host(self, top: int, end_s: float, began: float) -> list[PlanRecord]:
+        """The best plans that fit with something in the host's memory."""
+        found = [self._record(one.solved, one.bound_s, began) for one in hosted(self.space, self.limit_bytes, end_s)]
+        fitting = sorted((record for record in found if record.feasible), key=lambda record: record.step_time_s)
+        said = "nothing fits without keeping something in the host's memory"
+        return [replace(record, assumptions=(*record.assumptions, said)) for record in fitting[:top]]
 
     def _weight(self, devices: int) -> float:
         """By what a plan's seconds count in the objective."""
@@ -188,6 +201,11 @@ def _collecting_new_objects_only() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+def _proven(tried: Sequence[Searched]) -> bool:
+    """Whether scenarios were looked at to the end, so that where there is no plan none fits."""
+    return any(one.scenarios for one in tried) and all(one.answer.outcome is not Outcome.TIME_LIMIT for one in tried)
 
 
 def _less_with_fewer(found: tuple[float, int, Solved]) -> float:

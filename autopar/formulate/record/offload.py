@@ -10,15 +10,17 @@ from autopar.formulate.pipelines.scenario import PipelineScenario
 from autopar.formulate.record.assemble import Solved
 from autopar.formulate.record.changed import changed
 from autopar.formulate.scenario import StageScenario
+from autopar.plan import DtypePolicy
 
 
-def with_offload(solved: Solved, scenario: StageScenario | PipelineScenario, kind: str) -> Solved:
+def with_offload(
+    solved: Solved, scenario: StageScenario | PipelineScenario, kind: str, policy: DtypePolicy, optimizer: str
+) -> Solved:
     """The solution of `scenario` with `kind` (activations, optimizer) kept on the host by all layers."""
     places = (scenario,) if isinstance(scenario, StageScenario) else scenario.books  # of each group of devices
 
     def moved(group: int, run: int, column: Column) -> Column:
         chains, strategy = places[group].chains, replace(column.strategy, offload=kind)
-        policy, optimizer = chains.budget.policy, chains.budget.optimizer
         figures = layer_figures(chains.runs[run], strategy, chains.setting, chains.pricer, policy, optimizer)
         return replace(column, strategy=strategy, figures=figures)
 
