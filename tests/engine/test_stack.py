@@ -90,9 +90,7 @@ def flat(solution: StackSolution) -> list[list[int]]:
     return [[c for c, n in steps for _ in range(n)] for steps in solution.walks]
 
 
-@settings(max_examples=100, deadline=None)
-@given(stack_problems())
-def test_equals_brute_force(problem: StackProblem) -> None:
+def check_against_brute_force(problem: StackProblem) -> None:
     """Objective, status and smallest peak are those of trying every sequence of choices."""
     solution, optimum = solve_stack(problem), best_stack(problem)
     if optimum.objective_s is None:
@@ -103,6 +101,21 @@ def test_equals_brute_force(problem: StackProblem) -> None:
         assert solution.status is Status.OPTIMAL
         assert solution.objective_s == pytest.approx(optimum.objective_s, rel=1e-6)
         assert solution.lower_bound_s <= optimum.objective_s * (1 + 1e-12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(stack_problems())
+def test_equals_brute_force(problem: StackProblem) -> None:
+    """Answers are those of trying everything."""
+    check_against_brute_force(problem)
+
+
+@pytest.mark.slow
+@settings(max_examples=600, deadline=None)
+@given(stack_problems())
+def test_six_hundred_equal_brute_force(problem: StackProblem) -> None:
+    """The same of 600 problems."""
+    check_against_brute_force(problem)
 
 
 @settings(max_examples=100, deadline=None)

@@ -39,7 +39,7 @@ def test_less_memory_is_never_faster(model: str) -> None:
 
 def test_no_limit_is_above_the_memory_there_is() -> None:
     """A plan that needs more than the device has doesn't fit, however high the limit that is asked for."""
-    small = planner("mlp", limit_bytes=1 << 50)
+    small = planner("mlp", limit_bytes=1 << 50, constraints=("exclude=offload",))
     device = replace(small.cluster.device, usable_bytes=10 << 20, reserve_bytes=0)
     where = replace(small.cluster, device=device)
     small = replace(small, cluster=where, pricer=RooflinePricer(where))
@@ -77,7 +77,9 @@ def test_infeasible_names_a_limit_that_works(model: str) -> None:
     """With too little memory the error names memory, the limit and a size that does when given as the limit."""
     too_little = 10 << 20
     with pytest.raises(InfeasibleError) as caught:
-        planner(model, batch=BATCHES.get(model, 8), limit_bytes=too_little, constraints=ONE_STAGE).plan()
+        planner(
+            model, batch=BATCHES.get(model, 8), limit_bytes=too_little, constraints=(*ONE_STAGE, "exclude=offload")
+        ).plan()
     text = str(caught.value)
     assert "memory" in text
     assert "the limit is 10.00 MiB" in text
