@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import os
 import sys
@@ -89,6 +90,7 @@ class _Watch:
     def __init__(self) -> None:
         self._alarm: Alarm | None = None
         self._thread: threading.Thread | None = None
+        self._over = threading.Event()
 
     def look_at(self, alarm: Alarm) -> None:
         """Watch the calls of `alarm` from now on."""
@@ -97,10 +99,15 @@ class _Watch:
             self._thread = threading.Thread(target=self._run, daemon=True, name="autopar alarm")
             self._thread.start()
 
+    def end(self) -> None:
+        """End the thread, before the interpreter does: inside torch's code that would abort the process."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(GRACE_S)
+
     def _run(self) -> None:
         seen: tuple[float, float] | None = None  # when the call began, and when it was seen that another failed
-        while True:
-            time.sleep(min(PERIOD_S, GRACE_S))
+        while not self._over.wait(min(PERIOD_S, GRACE_S)):
             alarm = self._alarm
             began = None if alarm is None else alarm.since_s
             if alarm is None or began is None or time.monotonic() - began < PERIOD_S:
@@ -124,3 +131,4 @@ def _end(failure: str) -> None:
 
 
 _WATCH = _Watch()
+atexit.register(_WATCH.end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -74,3 +75,26 @@ def test_a_batch_that_all_refuse_harms_nothing(pool: Pool) -> None:
     """Where every rank fails alike, though one sooner, the next step runs."""
     graph = traced("skips")
     pool.run(2, alike, one_stage(graph, "dp=2", 2, 16), graph)
+
+
+ENDS_WHILE_WATCHED = """
+import time
+from torch.distributed import PrefixStore, TCPStore
+from autopar.emit import alarm
+
+alarm.PERIOD_S = 0.0
+server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+client = TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)
+watched = alarm.Alarm(PrefixStore("job", client))
+watched.since_s = 0.0
+watched.failure = lambda: any(client.check(["failed"]) for _ in range(1000))
+alarm._WATCH.look_at(watched)
+time.sleep(0.2)
+"""
+
+
+def test_a_process_ends_while_it_looks_for_failures() -> None:
+    """It looks all the time, inside torch's code, which the end of the interpreter must not break off."""
+    command = [sys.executable, "-c", ENDS_WHILE_WATCHED]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert found.returncode == 0, found.stderr
