@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -92,3 +97,92 @@ def test_a_module_shared_by_all_blocks() -> None:
     blocks = [x for x in graph.layers if x.name.startswith("blocks.")]
     assert len({x.class_index for x in blocks}) == 1
     assert all("blocks.0.shared.weight" in x.params for x in blocks)
+
+
+class _Numbered(_Block):
+    """Computes with its number, in ways that don't show in what `forward` names."""
+
+    def __init__(self, index: int, scale: float, read: Callable[[_Numbered], int]) -> None:
+        super().__init__(index, scale)
+        self.read = read
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1 + self.read(self))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [lambda m: m.index, lambda m: vars(m)["index"], lambda m: getattr(m, "index", 0), lambda m: m.linear.number],
+    ids=["attribute", "all of them", "with a default", "of a submodule"],
+)
+def test_an_index_that_is_read_is_a_difference(read: Callable[[_Numbered], int]) -> None:
+    """Blocks that compute with an attribute in which they differ are of classes of their own, however they read it."""
+    blocks = [_Numbered(i // 2, 0.5, read) for i in range(4)]
+    for block in blocks:
+        block.linear.number = block.index  # type: ignore[assignment]
+    first, second, third, fourth = _classes(_traced(*blocks))
+    assert first == second != third == fourth
+
+
+class _Told(_Chain):
+    """Tells each block something right before it runs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for i, block in enumerate(self.blocks):
+            block.scale = 0.5 + i % 2  # type: ignore[assignment]
+            x = block(x)
+        return x.pow(2).mean()
+
+
+def test_what_a_block_is_told_in_time() -> None:
+    """An attribute that the parent sets before each call makes blocks differ as one that is set beforehand."""
+    model = _Told(*(_Block(i, 0.0) for i in range(4))).double()
+    graph = trace(model, (torch.zeros(2, WIDTH, dtype=torch.float64),))
+    x = torch.randn(3, WIDTH, dtype=torch.float64)
+    assert largest_difference(graph, model, {"x": x}, model(x), 3) < 1e-12
+    assert len(set(_classes(graph))) == 2
+
+
+class _Leaving(_Block):
+    """Puts a term of the loss where `leave` says."""
+
+    def __init__(self, leave: Callable[[nn.Module, Any, Tensor], object]) -> None:
+        super().__init__(0, 0.5)
+        self.leave = leave
+
+    def forward(self, x: Tensor, found: Any = None) -> Tensor:
+        self.leave(self, found, self.linear(x).pow(2).mean())
+        return super().forward(x)
+
+
+class _Collecting(_Chain):
+    def forward(self, x: Tensor) -> Tensor:
+        terms: list[Tensor] = []
+        for block in self.blocks:
+            x = block(x, terms if self.own is None else self.own(terms))
+        terms += [term for block in self.blocks if isinstance(term := getattr(block, "term", None), Tensor)]
+        return x.pow(2).mean() + torch.stack(terms).sum()
+
+    own: Callable[[list[Tensor]], object] | None = None
+
+
+@pytest.mark.parametrize(
+    ("leave", "own"),
+    [
+        (lambda block, _, term: setattr(block, "term", term), None),
+        (lambda _, found, term: found.append(term), None),
+        (lambda _, found, term: found.terms.append(term), lambda terms: SimpleNamespace(terms=terms)),
+    ],
+    ids=["on the module", "in a list", "in an object"],
+)
+def test_what_blocks_leave_elsewhere(
+    leave: Callable[[nn.Module, Any, Tensor], object], own: Callable[[list[Tensor]], object] | None
+) -> None:
+    """Terms of a loss that blocks put aside, as experts do, count once for each block."""
+    torch.manual_seed(0)
+    model = _Collecting(*(_Leaving(leave) for _ in range(3))).double()
+    model.own = own
+    graph = trace(model, (torch.zeros(2, WIDTH, dtype=torch.float64),))
+    x = torch.randn(3, WIDTH, dtype=torch.float64)
+    assert largest_difference(graph, model, {"x": x}, model(x), 3) < 1e-12

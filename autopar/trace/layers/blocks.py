@@ -1,25 +1,25 @@
 """Which submodules are repeated blocks, and which of them compute the same thing.
 
 Blocks are compared by what they do: one forward pass on meta tensors records every operator call inside a block, with
-operands named by where they come from (argument, parameter, earlier result). Attributes need not be looked at.
+operands named by where they come from (argument, parameter, earlier result). Only of blocks that are alike in all that
+they read the first is run for all.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from autopar.trace import marker
 from autopar.trace.failure import is_own_bug, reason_of
+from autopar.trace.layers.alike import Frozen, Place, attributes, attributes_at, reads, skeleton
+from autopar.trace.layers.recording import Recorder, Recording
 from autopar.trace.loss import Root
-from autopar.trace.nested import flatten
-from autopar.trace.torch_private import as_if_exporting, storage_id
+from autopar.trace.torch_private import as_if_exporting
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def find(root: Root, tensors: tuple[Tensor, ...]) -> tuple[list[Block], str]:
     recorder no blocks are known; the text then says why, and it is traced whole.
     """
     candidates = repeated(root.model)
-    recordings: dict[str, _Recording] = {}
+    recordings: dict[str, Recording] = {}
     if candidates:
         try:
             recordings = _record(root, candidates, tensors)
@@ -111,140 +111,58 @@ def _drop_parameters(root: Root, standing_in: set[nn.Module]) -> None:
             module._buffers.clear()
 
 
-class _Recording:
-    """What one block did."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.calls = 0
-        self.build: marker.BlockOutput | None = None
-        self._facts: list[Any] = []
-        self._labels: dict[int, object] = {}
-        self._alive: list[Any] = []  # keeps ids unique
-        self._arguments: tuple[Any, ...] = ()
-        self._changes_argument = False
-        named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-        for name, tensor in named:
-            self._facts.append((name, self._label(tensor, name), _metadata(tensor)))
-
-    def signature(self) -> tuple[Any, ...]:
-        return tuple(self._facts)
-
-    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.calls += 1
-        nested = flatten([args, kwargs])
-        self._arguments = nested.leaves
-        for i, (path, leaf) in enumerate(zip(nested.paths, nested.leaves, strict=True)):
-            self._facts.append((path, self._argument(i, leaf)))
-
-    def leave(self, output: Any) -> None:
-        nested = flatten(output)
-        known = (Tensor, int, float, str, bool, type(None))
-        if all(isinstance(leaf, known) for leaf in nested.leaves) and not self._changes_argument:
-            self.build = marker.output_like(self._arguments, output)
-        for path, leaf in zip(nested.paths, nested.leaves, strict=True):
-            self._facts.append((path, self._encode(leaf), _metadata(leaf) if isinstance(leaf, Tensor) else None))
-
-    def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        fact = (func, self._encode(args), self._encode(tuple(kwargs.items())))
-        if func._schema.is_mutable and isinstance(args[0], Tensor):
-            owned = {storage_id(a) for a in self._arguments if isinstance(a, Tensor)}
-            self._changes_argument |= storage_id(args[0]) in owned
-        for i, made in enumerate(result if isinstance(result, (tuple, list)) else (result,)):
-            if isinstance(made, Tensor):
-                self._label(made, (len(self._facts), i))
-        self._facts.append(fact)
-
-    def _argument(self, i: int, leaf: Any) -> object:
-        if not isinstance(leaf, Tensor):
-            return self._encode(leaf)
-        # What gradients do not reach (masks, positions, rotary tables) must be the very same for all of a kind.
-        same = None if leaf.requires_grad else id(leaf)
-        return (self._label(leaf, ("argument", i)), same, _metadata(leaf))
-
-    def _label(self, tensor: Tensor, label: object) -> object:
-        self._alive.append(tensor)
-        return self._labels.setdefault(id(tensor), label)
-
-    def _encode(self, value: Any) -> object:
-        if isinstance(value, Tensor):
-            self._alive.append(value)
-            return self._labels.get(id(value), ("outside", id(value)))
-        if isinstance(value, (tuple, list)):
-            return tuple(self._encode(v) for v in value)
-        if value is None or isinstance(value, (int, float, str, bool, torch.dtype, torch.device)):
-            return (type(value), value)
-        self._alive.append(value)
-        return (type(value), id(value))
-
-
-def _metadata(tensor: Tensor) -> tuple[Any, ...]:
-    return (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad)
-
-
-class _Recorder(TorchDispatchMode):
-    """Tells the current block's recording of each call. Results of equal calls are remembered: blocks repeat them."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.current: _Recording | None = None
-        self._known: dict[Any, Any] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = self._run(func, args, kwargs or {})
-        if self.current is not None:
-            self.current.note(func, args, kwargs or {}, result)
-        return result
-
-    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        key = (func, _hashable(args), _hashable(tuple(kwargs.items())))
-        known = self._known.get(key)
-        if known is not None:
-            shape, stride, dtype = known
-            return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-        result = func(*args, **kwargs)
-        if type(result) is Tensor and _is_fresh(func):
-            self._known[key] = (tuple(result.shape), result.stride(), result.dtype)
-        return result
-
-
-def _is_fresh(func: Any) -> bool:
-    """Whether results share no storage with operands."""
-    returns = func._schema.returns
-    return not func._schema.is_mutable and all(r.alias_info is None for r in returns)
-
-
-def _hashable(value: Any) -> Any:
-    """`value` with tensors replaced by their metadata."""
-    if isinstance(value, Tensor):
-        return (value.shape, value.stride(), value.dtype)
-    if isinstance(value, (tuple, list)):
-        return tuple(map(_hashable, value))
-    return (type(value), value)
-
-
-def _record(root: Root, candidates: dict[str, nn.Module], tensors: tuple[Tensor, ...]) -> dict[str, _Recording]:
-    recordings = {path: _Recording(module) for path, module in candidates.items()}
-    recorder = _Recorder()
-    handles: list[Any] = []
+def _record(root: Root, candidates: dict[str, nn.Module], tensors: tuple[Tensor, ...]) -> dict[str, Recording]:
+    recordings = {path: Recording(module) for path, module in candidates.items()}
+    recorder = Recorder()
+    kin: dict[Any, list[str]] = {}
     for path, module in candidates.items():
-        handles += _hooks(module, recordings[path], recorder)
-    try:
-        with as_if_exporting(), recorder:
-            root(*tensors)
-    finally:
-        for handle in handles:
-            handle.remove()
+        kin.setdefault((_shape_key(module), skeleton(module), vars(module).get("forward")), []).append(path)
+    for paths in kin.values():
+        family = _Kin(recorder)
+        for path in paths:
+            candidates[path].forward = family.forward(candidates[path], recordings[path])
+    with as_if_exporting(), recorder:
+        root(*tensors)
     return recordings
 
 
-def _hooks(module: nn.Module, recording: _Recording, recorder: _Recorder) -> Iterator[Any]:
-    def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        recording.enter(args, kwargs)
-        recorder.current = recording
+@dataclass(frozen=True)
+class _Known:
+    """A block that was run: what it was given, and what it held at the places that it read."""
 
-    def leave(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
-        recorder.current = None
-        recording.leave(output)
+    entered: tuple[Any, ...]
+    read: frozenset[Place]
+    held: Frozen
+    recording: Recording
 
-    yield module.register_forward_pre_hook(enter, with_kwargs=True)
-    yield module.register_forward_hook(leave)
+
+class _Kin:
+    """Blocks of the same classes and parameters. Of those that are alike when they are called the first is run."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._known: list[_Known] = []
+
+    def forward(self, module: nn.Module, recording: Recording) -> Callable[..., Any]:
+        """What is put in place of the block's own `forward`."""
+        original: Callable[..., Any] = module.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            recording.enter(args, kwargs)
+            entered = recording.signature()
+            for known in self._known:
+                if known.entered == entered and attributes_at(module, known.read).facts == known.held.facts:
+                    return recording.same_as(known.recording)
+            before, given = attributes(module), Frozen({"": (args, kwargs)})
+            self._recorder.current = recording
+            with reads(module) as read:
+                output = original(*args, **kwargs)
+            self._recorder.current = None
+            left = (attributes(module).facts, Frozen({"": (args, kwargs)}).facts) != (before.facts, given.facts)
+            recording.leave(output, left)
+            if recording.build is not None:
+                places = frozenset(read - {("", "forward")})  # in place of which this function stands
+                self._known.append(_Known(entered, places, attributes_at(module, places), recording))
+            return output
+
+        return forward
