@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from autopar.trace.nested import flatten
 from autopar.trace.opaque.operator import decoded, form_of
+from autopar.trace.run import overload
 from autopar.trace.shadow import shadow
 
 
@@ -59,6 +60,4 @@ def seeded(draw: Tensor | None, salt: str, work: Callable[[], Any]) -> Any:
 
 def drawn(draw: Tensor | None, salt: str, target: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The result of an ATen operator that draws random numbers."""
-    namespace, name, overload = target.split(".")
-    function = getattr(getattr(getattr(torch.ops, namespace), name), overload)
-    return seeded(draw, salt, lambda: function(*args, **kwargs))
+    return seeded(draw, salt, lambda: overload(target)(*args, **kwargs))

@@ -31,6 +31,7 @@ from autopar.shard.put_off import product_with_weight
 from autopar.shard.relayout import plan_moves
 from autopar.trace.opaque.operator import OPAQUE
 from autopar.trace.randomness import draws, draws_whole
+from autopar.trace.run import overload
 from autopar.trace.shadow import shadow
 
 Submodule: TypeAlias = Callable[[str], nn.Module]
@@ -196,10 +197,10 @@ class Writer:
             return self.graph.call_function(drawn, (self.nodes[DRAW], step.op.name, call.target, args, kwargs))
         roles = product_with_weight(step, self.program)
         if roles and self.gradients and self.training:
-            self.root.add_module(step.op.name, SplitProduct(aten(call.target), roles, self.gradients))
+            self.root.add_module(step.op.name, SplitProduct(overload(call.target), roles, self.gradients))
             return self.graph.call_module(step.op.name, args)
         if not step.kernel:
-            return self.graph.call_function(aten(call.target), args, kwargs)
+            return self.graph.call_function(overload(call.target), args, kwargs)
         info = call_info(step, self.program, self.batch, self.groups.name, place)
         masks = {"draw": self.nodes[DRAW]} if is_dropout(step) else {}
         known = self._attribute(f"{step.op.name}_info", info)
@@ -243,15 +244,9 @@ def identifiers(names: Sequence[str], taken: Collection[str] = ()) -> list[str]:
     return words
 
 
-def aten(target: str) -> Any:
-    """The overload called `namespace.name.overload`."""
-    namespace, name, overload = target.split(".")
-    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
-
-
 def returns_several(target: str) -> bool:
     """Whether the overload returns a list or several tensors."""
-    returns = aten(target)._schema.returns
+    returns = overload(target)._schema.returns
     return len(returns) > 1 or str(returns[0].type) != "Tensor"
 
 

@@ -19,6 +19,7 @@ from autopar.accelerator import is_host, runtime
 from autopar.graph import DeviceArg, Dtype, Operand, OpKey
 from autopar.measure.profile import Sample, Timing
 from autopar.shard import host  # noqa: F401 - defines an operator that is timed
+from autopar.trace.run import overload
 
 LEAST_REPEATS, MOST_REPEATS = 3, 50
 SETTLING_BYTES = 31 << 20
@@ -144,9 +145,8 @@ class OpTrial:
     """An op that is run on new arguments each time: what a training step uses has mostly left the caches since."""
 
     def __init__(self, key: OpKey, device: torch.device) -> None:
-        namespace, name, overload = key.target.split(".")
         self.key, self.maker = key, _Maker(key, device)
-        self.function = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+        self.function = overload(key.target)
 
     def forward(self, device: torch.device) -> tuple[float, Run]:
         """Seconds of one forward; its results and the operands that want a gradient."""

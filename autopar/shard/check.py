@@ -19,6 +19,7 @@ from autopar.shard.program import Call, Program
 from autopar.shard.relayout import gradient_layout
 from autopar.shard.rules import OpRule, assignments, layouts_of
 from autopar.shard.simulate import Pieces, Rank, agrees, distribute, ranks, shard_of
+from autopar.trace.run import overload
 
 ROUNDING = 1e4
 """Largest difference allowed, in roundings (of the coarsest dtype) of the largest element: 2e-12 in float64."""
@@ -83,7 +84,7 @@ def capture(
     op_arguments = tuple(_record(a, tensors) for a in arguments)
     op_keywords = tuple((k, _record(v, tensors)) for k, v in (keywords or {}).items())
     try:
-        made = _as_tuple(_function(name)(*arguments, **(keywords or {})))
+        made = _as_tuple(overload(name)(*arguments, **(keywords or {})))
     except Exception as error:
         raise ConfigError(f"{name} can't be called with {op_arguments}: {error}. Give an example call.") from error
     results = tuple(f"r{i}" for i in range(len(made)))
@@ -211,7 +212,7 @@ class _Trial:
         call = Call(self.op, names, self.operand_layouts, self.result_layouts, self.factors, name, rule.grains)
         program = Program(self.axis_sizes, (call,), names, (), (), self.op.results, layouts, values)
         local = local_call(call, program, self.batch, rank)
-        function = _function(local.target)
+        function = overload(local.target)
         if name:
             info = call_info(call, program, self.batch, lambda axes: str(axes), rank)
             function = functools.partial(kernel(name), info)
@@ -228,10 +229,6 @@ def _value(argument: Any, held: Mapping[str, Tensor]) -> Any:
     if isinstance(argument, Dtype):
         return getattr(torch, argument.name)
     return torch.device("cpu") if isinstance(argument, DeviceArg) else argument
-
-
-def _function(target: str) -> Any:
-    return functools.reduce(getattr, target.split("."), torch.ops)
 
 
 def _as_tuple(made: Any) -> tuple[Tensor, ...]:

@@ -22,6 +22,7 @@ from autopar.shard.collectives import all_reduce
 from autopar.shard.localize import CallInfo
 from autopar.shard.masks import keep_mask
 from autopar.shard.vocabulary import vocabulary_cross_entropy
+from autopar.trace.run import overload
 
 MEAN, SUM = 1, 2
 
@@ -79,7 +80,7 @@ def cross_entropy(
 
 def mean(info: CallInfo, *args: Any, **kwargs: Any) -> Tensor:
     """A mean over split dims: the local one by this rank's share of what is averaged, a partial result."""
-    found: Tensor = _operator(info.target)(*args, **kwargs)
+    found: Tensor = overload(info.target)(*args, **kwargs)
     return found / info.multiple if info.multiple < inf else found.masked_fill(found.new_ones((), dtype=torch.bool), 0)
 
 
@@ -100,7 +101,7 @@ def batch_norm(
     `_native_batch_norm_legit_functional` returns these, and the running ones moved towards them, too.
     """
     if not training:
-        return _operator(info.target)(x, weight, bias, running_mean, running_var, training, momentum, eps, *further)
+        return overload(info.target)(x, weight, bias, running_mean, running_var, training, momentum, eps, *further)
     samples = info.shape[0]
     result, mean, variance = split_batch_norm(x, weight, bias, eps, samples, info.dims[0].group)
     if running_mean is None or running_var is None:
@@ -139,8 +140,3 @@ KERNELS: dict[str, Callable[..., Any]] = {
 def _count(chosen: Tensor, group: str) -> Tensor:
     """Number of true elements over all ranks."""
     return all_reduce(chosen.sum(), group) if group else chosen.sum()
-
-
-def _operator(target: str) -> Callable[..., Any]:
-    namespace, name, overload = target.split(".")
-    return getattr(getattr(getattr(torch.ops, namespace), name), overload)  # type: ignore[no-any-return]

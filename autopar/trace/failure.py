@@ -15,8 +15,11 @@ from autopar.errors import TraceError
 from autopar.trace.loss import Root
 from autopar.trace.sizes import DependsOnDataError, NotLinearError, NotOneOperator
 
-_RUNS_THE_MODEL = ("loss.py", "dims.py")
-"""Files of this folder in which errors of models show: they call the model and its loss, or are models."""
+_OWN = Path(__file__).parent
+_RUNS_THE_MODEL = ("loss.py", "dims.py", "numbers.py", "instead.py", "standins.py", "trial.py")
+"""Files below this folder in which errors of models show: they call the model, or what stands for its calls."""
+_CALLS_THE_MODEL = ("forward", "read", "_run")
+"""Functions of other files that do."""
 _TORCH = str(Path(torch.__file__).parent)
 
 
@@ -93,8 +96,10 @@ def is_own_bug(error: BaseException) -> bool:
     if isinstance(error, (DependsOnDataError, NotLinearError, NotOneOperator)):  # said of the model
         return False
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    file = Path(frames[-1].f_code.co_filename) if frames else Path()
-    return file.parent == Path(__file__).parent and file.name not in _RUNS_THE_MODEL
+    if not frames or frames[-1].f_code.co_name in _CALLS_THE_MODEL:
+        return False
+    file = Path(frames[-1].f_code.co_filename)
+    return file.is_relative_to(_OWN) and file.name not in _RUNS_THE_MODEL
 
 
 def reason_of(error: BaseException) -> str:
@@ -105,7 +110,7 @@ def reason_of(error: BaseException) -> str:
 
 def _in_library(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
-    return file.startswith((_TORCH, str(Path(__file__).parent)))
+    return file.startswith((_TORCH, str(_OWN)))
 
 
 def _module_path(root: Root, frame: FrameType) -> str | None:

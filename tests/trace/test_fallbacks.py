@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from autopar.trace import marker, trace
 from autopar.trace.convert import Converter
 from autopar.trace.layers import blocks
+from autopar.trace.layers.recording import Recording
 
 
 class Block(nn.Module):
@@ -35,11 +38,15 @@ def traced() -> tuple[str, ...]:
 MISTAKE = "def mistake(*_, **__):\n    raise KeyError('a mistake of tracing itself')"
 
 
-@pytest.mark.parametrize(("owner", "name"), [(Converter, "_call"), (marker, "_mark"), (blocks._Recording, "note")])
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(Converter, "_call"), (marker, "_mark"), (Recording, "note"), (blocks, "skeleton"), (blocks, "attributes_at")],
+)
 def test_own_mistakes_are_raised(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
     """A mistake inside tracing is raised as it is, not turned into another attempt."""
     scope: dict[str, Any] = {}
-    exec(compile(MISTAKE, marker.__file__, "exec"), scope)
+    own = owner if isinstance(owner, ModuleType) else sys.modules[owner.__module__]
+    exec(compile(MISTAKE, str(own.__file__), "exec"), scope)
     monkeypatch.setattr(owner, name, scope["mistake"])
     with pytest.raises(KeyError, match="a mistake of tracing itself"):
         traced()

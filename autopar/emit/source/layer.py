@@ -8,12 +8,13 @@ import torch
 from torch import fx, nn
 
 from autopar.emit.opaque import OpaqueCall, drawn
-from autopar.emit.program import Writer, aten, identifiers
+from autopar.emit.program import Writer, identifiers
 from autopar.emit.source import runtime
 from autopar.emit.source.text import PaperGroups, Speaker
 from autopar.errors import EmitError
 from autopar.shard import collectives, kernels
 from autopar.shard.program import Program
+from autopar.trace.run import overload
 
 TAKEN = frozenset((*runtime.__all__, "aten", "here", "layer", "torch", "values"))
 """Names that no value may have."""
@@ -137,6 +138,6 @@ def _called(node: fx.Node) -> str:
     text = str(node.target)
     if text.startswith("aten."):
         return text
-    if text.count(".") == 2 and aten(text) is node.target:
+    if text.count(".") == 2 and overload(text) is node.target:
         return f"torch.ops.{text}"
     raise EmitError(f"{text}: a call that has no source. Run this plan with autopar.optimize.")
