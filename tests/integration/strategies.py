@@ -25,8 +25,9 @@ from autopar.shard.program import Program, Relayout
 from autopar.trace.capture import trace
 from tests.cost.small import device
 
-FLOPS_PER_S, BYTES_PER_S, MEMORY_BYTES_PER_S = 1e9, 2e8, 1e12
-"""Rates at which splitting any product pays, whatever is then sent, and splitting all else only where nothing is."""
+FLOPS_PER_S, BYTES_PER_S, FAST_MEMORY, SLOW_MEMORY = 1e9, 2e8, 1e12, 1e9
+"""Rates at which splitting any product pays, whatever is then sent; splitting all else only where nothing is, with a
+memory so fast, and with a slow one also where nothing more is."""
 
 
 class Attention(nn.Module):
@@ -113,6 +114,7 @@ def _rows(*shape: int) -> dict[str, Tensor]:
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, Tensor]]]] = {
     "wide": (lambda: Language(48, 4, 4, 192, 96), lambda: _tokens(8, "ids", "labels")),
+    "wide, longer": (lambda: Language(48, 4, 4, 192, 96), lambda: _tokens(32, "ids", "labels")),
     "words": (lambda: Language(16, 4, 4, 16, 4096, tied=True), lambda: _tokens(8, "ids", "labels")),
     "long": (lambda: Language(16, 4, 4, 16, 16), lambda: _tokens(256, "ids", "labels")),
     "long, one head": (lambda: Language(16, 1, 1, 16, 16), lambda: _tokens(256, "ids", "labels")),
@@ -147,18 +149,19 @@ class Volumes:
     """Prices by closed forms: products and passes over memory at a rate, collectives by what a rank of a ring sends."""
 
     cluster: Cluster
+    memory_bytes_per_s: float
     assumptions: tuple[str, ...] = ()
 
     def identity(self) -> str:
-        """Always the same prices."""
-        return "volumes"
+        """What the prices depend on."""
+        return f"volumes {self.memory_bytes_per_s}"
 
     def ops(self, keys: Sequence[OpKey]) -> OpTimes:
         """FLOPs of products, bytes of all else."""
         works = [work(key) for key in keys]
         passes = ([w.forward for w in works], [w.backward for w in works])
         forward, backward = (
-            np.array([p.flops / FLOPS_PER_S or p.bytes / MEMORY_BYTES_PER_S for p in each]) for each in passes
+            np.array([p.flops / FLOPS_PER_S or p.bytes / self.memory_bytes_per_s for p in each]) for each in passes
         )
         return OpTimes(forward, backward, ["roofline"] * len(keys))
 
@@ -168,15 +171,17 @@ class Volumes:
         return CollectiveTimes(np.array(sent) / BYTES_PER_S, ["roofline"] * len(keys))
 
 
-def planned(name: str, devices: int, batch: int, *constraints: str, limit_bytes: int | None = None) -> PlanRecord:
+def planned(
+    name: str, devices: int, batch: int, *, limit_bytes: int | None = None, memory_bytes_per_s: float = FAST_MEMORY
+) -> PlanRecord:
     """The fastest plan in one stage where products and bytes sent are all that takes time."""
     link = Link("even", BYTES_PER_S, 0.0)
     where = Cluster("even", device(peak_flops_per_s={"float64": FLOPS_PER_S}), 1, devices, link, link)
     request = Request(
         name, where.name, "cpu", devices, batch, "fp64", POLICIES["fp64"], "sgd",
-        constraints=("exclude=pp", *constraints), memory_limit_bytes=limit_bytes,
+        constraints=("exclude=pp",), memory_limit_bytes=limit_bytes,
     )  # fmt: skip
-    return Planner(traced(name), where, Volumes(where), request).plan()
+    return Planner(traced(name), where, Volumes(where, memory_bytes_per_s), request).plan()
 
 
 def programs(record: PlanRecord, name: str) -> Iterator[tuple[str, Program]]:
