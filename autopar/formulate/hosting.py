@@ -37,7 +37,8 @@ class Hosted:
 
 def hosted(space: Space, limit_bytes: int, end_s: float = inf) -> Iterator[Hosted]:
     """Plans on all devices (or as many as are pinned) with the optimizer's states or activations on the host."""
-    if any((c.key, c.value) == ("exclude", "offload") for c in space.constraints):
+    excluded = any((c.key, c.value) == ("exclude", "offload") for c in space.constraints)
+    if excluded or space.cluster.device.backend == "cpu":  # whose memory is the host's
         return
     devices = space.pinned_devices or space.request.devices
     yield from _optimizer(space, devices, limit_bytes, end_s)
