@@ -20,7 +20,7 @@ from autopar.formulate.pipelines.book import Chunk, Seam, StageBook
 from autopar.formulate.pipelines.space import Pipelines
 from autopar.formulate.pipelines.stages import Units, balanced_cuts, even_cuts
 from autopar.graph import CollectiveKey
-from autopar.plan import POLICIES, PlanRecord
+from autopar.plan import POLICIES, LayerStrategy, PlanRecord
 from autopar.schedules import group_of
 from tests.formulate.cases import planner, traced
 
@@ -268,3 +268,22 @@ def test_partitions_of_blocks() -> None:
         cuts = (0, *inner, len(units))
         layers = [units.starts[b] - units.starts[a] for a, b in pairwise(cuts)]
         assert sum(layers) == len(traced("gpt").layers)
+
+
+def test_ways_to_keep_tied_parameters_count_in_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four ways, three are cheaper where embeddings are read and dearer in all, as the head's seconds say."""
+    book = StageBook(None, None)  # type: ignore[arg-type]
+    strategy = LayerStrategy((), (), {}, {})
+    ways = [(0, 1.0, 9.0), (4, 1.0, 8.0), (8, 1.0, 7.0), (12, 2.0, 3.0), (16, 0.5, None)]
+    seconds: dict[int, float] = {}
+
+    def column(tie: int, cost_s: float) -> Column:
+        made = Column(strategy, None, tie)  # type: ignore[arg-type]
+        seconds[id(made)] = cost_s
+        return made
+
+    embed = tuple(column(tie, first) for tie, first, _ in ways)
+    head = tuple(column(tie, last) for tie, _, last in ways if last is not None)
+    book.__dict__["columns"] = (embed, (column(-1, 5.0),), head)
+    monkeypatch.setattr(StageBook, "_seconds", lambda self, column: seconds[id(column)])
+    assert book._ties() == [12, 8, 4]

@@ -254,13 +254,15 @@ class StageBook:
         return Counter(run_of[layer] for layer in self.units.starts[1:-1]).most_common(1)[0][0]
 
     def _ties(self) -> list[int]:
-        """Ways to keep tied parameters worth trying, cheapest first; -1 where nothing is tied."""
-        ties: dict[int, float] = {}
-        for columns in self.columns:
-            for c in columns:
-                if c.tie >= 0:
-                    ties[c.tie] = min(self._seconds(c), ties.get(c.tie, np.inf))
-        return sorted(ties, key=lambda t: (ties[t], t))[:TIES_TRIED] or [-1]
+        """Ways to keep tied parameters worth trying, cheapest over all layers that have them first; -1 where nothing is
+        tied."""
+        runs = [{c.tie for c in columns} for columns in self.columns]
+        possible = set.intersection(*(ties for ties in runs if max(ties, default=-1) >= 0) or (set(),))
+        cost = {tie: 0.0 for tie in possible}
+        for columns, ties in zip(self.columns, runs, strict=True):
+            for tie in possible & ties:
+                cost[tie] += min(self._seconds(c) for c in columns if c.tie == tie)
+        return sorted(cost, key=lambda tie: (cost[tie], tie))[:TIES_TRIED] or [-1]
 
     def _seconds(self, column: Column) -> float:
         return self.chains.setting.num_microbatches * column.figures.micro_s + column.figures.step_s
