@@ -285,5 +285,5 @@ def test_ways_to_keep_tied_parameters_count_in_all_layers(monkeypatch: pytest.Mo
     embed = tuple(column(tie, first) for tie, first, _ in ways)
     head = tuple(column(tie, last) for tie, _, last in ways if last is not None)
     book.__dict__["columns"] = (embed, (column(-1, 5.0),), head)
-    monkeypatch.setattr(StageBook, "_seconds", lambda self, column: seconds[id(column)])
+    monkeypatch.setattr(StageBook, "_seconds", lambda _, column: seconds[id(column)])
     assert book._ties() == [12, 8, 4]

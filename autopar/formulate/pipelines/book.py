@@ -256,12 +256,15 @@ class StageBook:
     def _ties(self) -> list[int]:
         """Ways to keep tied parameters worth trying, cheapest over all layers that have them first; -1 where nothing is
         tied."""
-        runs = [{c.tie for c in columns} for columns in self.columns]
-        possible = set.intersection(*(ties for ties in runs if max(ties, default=-1) >= 0) or (set(),))
-        cost = {tie: 0.0 for tie in possible}
-        for columns, ties in zip(self.columns, runs, strict=True):
-            for tie in possible & ties:
-                cost[tie] += min(self._seconds(c) for c in columns if c.tie == tie)
+        least: list[dict[int, float]] = []
+        for columns in self.columns:
+            own: dict[int, float] = {}
+            for c in columns:
+                own[c.tie] = min(self._seconds(c), own.get(c.tie, np.inf))
+            if max(own, default=-1) >= 0:
+                least.append(own)
+        every = [tie for tie in least[0] if all(tie in own for own in least)] if least else []
+        cost = {tie: sum(own[tie] for own in least) for tie in every}
         return sorted(cost, key=lambda tie: (cost[tie], tie))[:TIES_TRIED] or [-1]
 
     def _seconds(self, column: Column) -> float:
