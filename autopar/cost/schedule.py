@@ -97,6 +97,25 @@ def weights_behind(shape: Shape) -> tuple[int, ...]:
     return tuple(found)
 
 
+class Turn(NamedTuple):
+    """A group's first backward pass: of which stage, and how many forward passes of each chunk come before it."""
+
+    stage: int
+    ahead: tuple[int, ...]
+
+
+@lru_cache(maxsize=4096)
+def turns(shape: Shape) -> tuple[Turn, ...]:
+    """The turn of each group of devices."""
+    found = []
+    for group in range(shape.groups):
+        counts = _counts(shape, group)
+        first = int(np.flatnonzero(_is(counts.kind, Kind.BACKWARD, Kind.INPUT))[0])
+        ahead = _before(counts.saved)[first]
+        found.append(Turn(shape.stages_of(group)[counts.chunk[first]], tuple(ahead.tolist())))
+    return tuple(found)
+
+
 class Holding(NamedTuple):
     """What a group of devices holds as its chunk `chunk` runs the backward pass of a microbatch.
 

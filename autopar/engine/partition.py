@@ -12,20 +12,13 @@ S_{i+1} = S_i + t_i <= S_i + (T - S_i) / m = (1 - 1/m) S_i + T / m, so that by i
 
     step time >= tau / (1 - (1 - 1/m)^p).
 
-A schedule may put off a part w_i <= share * t_i of the backward pass (gradients of weights), of late_i microbatches
-until after the last gradient has gone on to the stage before. As the way through a stage takes t_i - w_i at least,
-
-    step time >= max over i of  (1 - share) (t_0 + ... + t_{i-1}) + (m - share late_i) t_i                       (**)
-
-and with the sum alone S_{i+1} = S_i + (T - (1 - share) S_i) / (m - share late_i) at most, and T >= m tau / p.
-
 Partitions are enumerated best-first (Hart, Nilsson, Raphael, 1968); what is left of the chain is estimated by a dynamic
 programme over its suffixes (as in PipeDream, 2019), which is exact, so that no partition is looked at in vain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from heapq import heappop, heappush
 
 import numpy as np
@@ -33,15 +26,9 @@ import numpy as np
 from autopar.engine.stack_problem import Floats
 
 
-def least_step_s(total_s: float, num_microbatches: int, late: Sequence[int], share: float = 0.0) -> float:
-    """Seconds that no step of a pipeline can beat whose stages together take `total_s` on a microbatch.
-
-    No more than `share` of a stage's seconds is put off, of `late[i]` microbatches in stage i.
-    """
-    done = 0.0
-    for count in late:
-        done += (1.0 - (1.0 - share) * done) / (num_microbatches - share * count)
-    return total_s * max(1.0 / done, num_microbatches / len(late))
+def least_step_s(total_s: float, num_microbatches: int, stages: int) -> float:
+    """Seconds that no step of a pipeline can beat whose stages together take `total_s` on a microbatch."""
+    return total_s / (1.0 - (1.0 - 1.0 / num_microbatches) ** stages)
 
 
 def bound_s(loads: Floats, spans: Floats) -> float:

@@ -70,7 +70,7 @@ class StageScenario:
     def calls_bound_s(self) -> float:
         """A bound from the calls of the longest run alone, without changes of layout."""
         chains = self._chains
-        return self.setting.num_microbatches * chains.calls[0] if chains.possible else np.inf
+        return chains.bound_s if chains.possible else np.inf
 
     def first_bound_s(self) -> float:
         """A bound from seconds and from bytes each alone, of the longest run alone, at less cost."""

@@ -52,7 +52,7 @@ def test_no_price_where_nothing_is_legal() -> None:
     """Bytes have finite prices: none but 0 where no plan is legal or without a limit, so that time without end makes
     no price."""
     for limit, seconds, prices in ((1e9, inf, 1), (None, 1.0, 1), (1e9, 1.0, 3)):
-        dual = Dual(limit, (1,), 1.0)
+        dual = Dual(limit, (1,), False)
         for price in dual.asked():
             dual.note(price, 1e6 if price[0] == ONLY_BYTES else seconds, 1e6, 0.0)
         assert dual.asked() == []

@@ -31,6 +31,10 @@ SMALL = 0.02
 """Where bytes cost nothing: the price, as a share of all seconds for all bytes, at which they begin to."""
 
 
+PASSES: Price = (0.0, 1, 0.0)
+"""The seconds of passes alone, whatever bytes and what is done once a step cost."""
+
+
 @dataclass(frozen=True)
 class Point:
     """The cheapest chain at a price: its cost, and the bytes it holds (with the price's number in flight)."""
@@ -49,28 +53,28 @@ class Point:
 class Dual:
     """Prices for the bytes of chains with so many microbatches in flight, under a limit (None: none).
 
-    `weight`: of seconds once a step.
+    `passes`: whether the seconds of passes alone are wanted, too.
     """
 
     limit_bytes: float | None
     in_flight: tuple[int, ...]
-    weight: float
+    passes: bool
     points: dict[int, dict[float, Point]] = field(default_factory=dict)
     least_bytes: dict[int, float] = field(default_factory=dict)
     free_s: float = 0.0
 
     def first(self) -> list[Price]:
         """Seconds alone, and bytes alone."""
-        return [(0.0, self.in_flight[0], self.weight), (ONLY_BYTES, self.in_flight[0], 1.0)]
+        return [(0.0, self.in_flight[0], 1.0), (ONLY_BYTES, self.in_flight[0], 1.0), *[PASSES] * self.passes]
 
     def asked(self, seeds: Iterable[Price] = ()) -> list[Price]:
         """The prices to try next, at first also `seeds`; none where no better bound is to be found."""
         counts = self.in_flight if self.limit_bytes is not None else self.in_flight[:1]
         found = [(ONLY_BYTES, q, 1.0) for q in counts if q not in self.least_bytes]
         if not self.points:
-            found += [self.first()[0], *(seeds or self._guesses())]
+            found += [self.first()[0], *[PASSES] * self.passes, *(seeds or self._guesses())]
         else:
-            found += [(price, q, self.weight) for q in self.in_flight for price in self._next(q)]
+            found += [(price, q, 1.0) for q in self.in_flight for price in self._next(q)]
         return list(dict.fromkeys(found))
 
     def near(self) -> list[Price]:
@@ -79,7 +83,7 @@ class Dual:
         for q in self.in_flight if self.limit_bytes is not None else ():
             ends = self._around(list(self.points[q].values()), self.limit_bytes or 0.0)
             prices = {self._best(q, self.limit_bytes or 0.0), *(end.price for end in ends if end)}
-            found |= dict.fromkeys((price, q, self.weight) for price in sorted(prices - {0.0}))
+            found |= dict.fromkeys((price, q, 1.0) for price in sorted(prices - {0.0}))
         return list(found)
 
     def note_first(self, free_s: float, least_bytes: float) -> None:
@@ -89,11 +93,13 @@ class Dual:
     def _guesses(self) -> Iterator[Price]:
         """A price to begin with where seconds alone may lead to chains that hold too much."""
         if self.limit_bytes and 0.0 < self.free_s < inf:
-            yield FIRST * self.free_s / self.limit_bytes, self.in_flight[-1], self.weight
+            yield FIRST * self.free_s / self.limit_bytes, self.in_flight[-1], 1.0
 
     def note(self, price: Price, cost_s: float, held_bytes: float, saved_bytes: float) -> None:
         """The cheapest chain at a price costs `cost_s` and holds so much, and for each microbatch in flight so much."""
         each, count, _ = price
+        if price == PASSES:
+            return
         if each == ONLY_BYTES:
             self.least_bytes[count] = cost_s
             return

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from autopar.engine.stack_problem import Floats
-from autopar.formulate.chains.dual import Dual
+from autopar.formulate.chains.dual import PASSES, Dual
 from autopar.formulate.layers.ladder import ONLY_BYTES
 from autopar.formulate.layers.run_tables import CheapestChains, RunTables
 from autopar.formulate.layers.storing import held_bytes
@@ -46,9 +46,11 @@ class Reckoning:
         cheapest = CheapestChains.of(tables, counts, prices, None, size)
         costs = cheapest.costs()
         if not whole:
-            self.dual.note_first(*costs.tolist())
+            self.dual.note_first(*costs[:2].tolist())
             return
-        held, saved = _bytes(chains, cheapest, [p for p, c in zip(prices, costs, strict=True) if np.isfinite(c)])
+        held, saved = _bytes(
+            chains, cheapest, [p for p, c in zip(prices, costs, strict=True) if np.isfinite(c) and p != PASSES]
+        )
         for price, cost in zip(prices, costs.tolist(), strict=True):
             self.dual.note(price, cost, held.get(price, 0.0), saved.get(price, 0.0))
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
-import numpy as np
-
 from autopar.cost.layer import LayerWork, figures_of_all
 from autopar.cost.pricer import Pricer
 from autopar.engine.stack_problem import Choices, Floats
@@ -31,7 +29,7 @@ from autopar.formulate.layers.rates import ParameterRates
 from autopar.formulate.layers.relayout_prices import RelayoutPrices
 from autopar.formulate.layers.run_tables import Arc, CheapestChains, Family, RunTables
 from autopar.formulate.layers.runs import LayerRun, Surroundings, alike
-from autopar.formulate.layers.tables import Price, Setting, SpaceCosts, put_off_share, space_costs
+from autopar.formulate.layers.tables import Least, Price, Setting, SpaceCosts, least_of, space_costs
 from autopar.graph import Layout
 from autopar.plan import LayerStrategy, data_axes_of
 
@@ -63,10 +61,9 @@ class Chains:
 
     def __post_init__(self) -> None:
         limit = None if self.budget.limit_bytes is None else float(self.budget.limit_bytes * self.shares)
-        weight = 0.0 if self.setting.staged else 1.0
         longest = max(range(len(self.runs)), key=lambda r: self.runs[r].count)
-        self.rough = Reckoning(Dual(limit, self.in_flight, weight), (longest,))
-        self.whole = Reckoning(Dual(limit, self.in_flight, weight), tuple(range(len(self.runs))))
+        self.rough = Reckoning(Dual(limit, self.in_flight, self.setting.staged), (longest,))
+        self.whole = Reckoning(Dual(limit, self.in_flight, self.setting.staged), tuple(range(len(self.runs))))
         self._siblings.members.append(self)
 
     @cached_property
@@ -94,15 +91,10 @@ class Chains:
         )
 
     @property
-    def weight_share(self) -> float:
-        """No more of the seconds of any layer priced so far makes gradients of weights apart (`SpaceCosts`)."""
-        return max((costs.weight_share for costs in self._costs.values()), default=0.0)
-
-    @property
-    def least_forward_s(self) -> list[float]:
-        """For each run, seconds that no forward pass of a layer can beat; 0 where it isn't priced."""
+    def least(self) -> list[Least]:
+        """For each run what a layer takes at least; nothing where it isn't priced."""
         found = [self._costs.get(replace(alike(run.around), passing=())) for run in self.runs]
-        return [0.0 if costs is None else costs.least_forward_s for costs in found]
+        return [Least(0.0, 0.0, 0.0, 0.0) if costs is None else costs.least for costs in found]
 
     # --- prices ---------------------------------------------------------------------------------------------------
 
@@ -180,20 +172,19 @@ class Chains:
     @property
     def bound_s(self) -> float:
         """Seconds that no plan under the limit can beat, by the prices of bytes."""
-        calls_s, _ = self.calls
-        return max(self.setting.num_microbatches * calls_s, self.rough.dual.bound_s, self.whole.dual.bound_s)
+        calls_s = self.setting.num_microbatches * self.longest.count * self.calls.both_s
+        return max(calls_s, self.rough.dual.bound_s, self.whole.dual.bound_s)
+
+    @property
+    def longest(self) -> LayerRun:
+        """The longest run of equal layers."""
+        return self.runs[self.rough.numbers[0]]
 
     @cached_property
-    def calls(self) -> tuple[float, float]:
-        """Seconds of a microbatch that the calls of the longest run take at least, each as suits it best, and no less
-        than the share of them that makes gradients of weights apart."""
-        run = self.runs[self.rough.numbers[0]]
-        space = self.space_of(run.around)
-        seconds, share = [np.zeros(len(variable)) for variable in space.variables], 0.0
-        for placed, ahead, behind in self.known.calls.of(space, self.setting.batch, self.setting.mesh):
-            seconds[placed.variable] += ahead + behind
-            share = max(share, put_off_share(placed, space, ahead, behind) if self.setting.staged else 0.0)
-        return run.count * sum(float(own.min()) for own in seconds), share
+    def calls(self) -> Least:
+        """What a layer of the longest run takes at least by its calls, each as suits it best."""
+        space = self.space_of(self.longest.around)
+        return least_of(space, self.known.calls.of(space, self.setting.batch, self.setting.mesh))
 
     @property
     def promise_s(self) -> float:

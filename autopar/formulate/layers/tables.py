@@ -10,7 +10,7 @@ Lagrange multiplier the minimum is a lower bound on any plan under a byte limit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -100,12 +100,22 @@ class Seconds:
             self.pair[source, target] = self.pair.get((source, target), 0.0) + seconds
 
 
+class Least(NamedTuple):
+    """Seconds of a microbatch that a layer takes at least, of both passes and of each alone; `inputs_s` of the backward
+    pass without what makes gradients of weights and can be put off."""
+
+    both_s: float
+    forward_s: float
+    backward_s: float
+    inputs_s: float
+
+
 @dataclass
 class SpaceCosts:
     """Seconds and bytes of one microbatch on the labels of a space.
 
     By kind of recomputation `rerun`: of what runs again in the backward, 0 where a label is illegal; `kept_bytes`: of
-    what is kept for it. `weight_share`: no more of the seconds of both passes makes gradients of weights apart.
+    what is kept for it. `least`: seconds that no pass of the layer can beat.
     """
 
     space: LabelSpace
@@ -113,12 +123,7 @@ class SpaceCosts:
     backward: Seconds
     rerun: dict[str, Seconds]
     kept_bytes: dict[str, list[Array]]
-    weight_share: float = 0.0
-
-    @property
-    def least_forward_s(self) -> float:
-        """Seconds that no forward pass of the layer can beat."""
-        return sum(float(np.min(seconds)) for seconds in self.forward.single)
+    least: Least
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
@@ -160,11 +165,10 @@ def space_costs(
     again = {kind: _Again(space.layer, kind) for kind in kinds}
     forward, backward = (Seconds([np.zeros(len(v)) for v in space.variables]) for _ in range(2))
     rerun = {kind: Seconds([np.zeros(len(v)) for v in space.variables]) for kind in kinds}
-    share = 0.0
-    for placed, ahead, behind in calls.of(space, setting.batch, setting.mesh):
+    called = list(calls.of(space, setting.batch, setting.mesh))
+    for placed, ahead, behind in called:
         forward.single[placed.variable] += ahead
         backward.single[placed.variable] += behind
-        share = max(share, put_off_share(placed, space, ahead, behind) if setting.staged else 0.0)
         for kind in kinds:
             if placed.op.name in again[kind].ops:
                 rerun[kind].single[placed.variable] += _finite(ahead)
@@ -189,16 +193,19 @@ def space_costs(
             if again[kind].includes(edge):
                 rerun[kind].add_pair(*ends, _finite(ahead))
     kept = kept_bytes(space, surroundings, setting.batch, kinds)
-    return SpaceCosts(space, forward, backward, rerun, kept, share)
+    return SpaceCosts(space, forward, backward, rerun, kept, least_of(space, called))
 
 
-def put_off_share(placed: Placed, space: LabelSpace, ahead: Array, behind: Array) -> float:
-    """The largest share of the seconds of an op's passes that makes gradients of weights apart."""
-    most = most_put_off(placed.op, space.layer)
-    if not most:
-        return 0.0
-    legal = np.isfinite(ahead) & (ahead + behind > 0)
-    return most * float((behind[legal] / (ahead + behind)[legal]).max(initial=0.0))
+def least_of(space: LabelSpace, calls: Iterable[tuple[Placed, Array, Array]]) -> Least:
+    """What a layer's passes take at least by its calls alone, each variable as suits the pass best."""
+    both, forward, backward, inputs = ([np.zeros(len(v)) for v in space.variables] for _ in Least._fields)
+    for placed, ahead, behind in calls:
+        v = placed.variable
+        both[v] += ahead + behind
+        forward[v] += ahead
+        backward[v] += behind
+        inputs[v] += behind * (1.0 - most_put_off(placed.op, space.layer))
+    return Least(*(sum(float(own.min()) for own in each) for each in (both, forward, backward, inputs)))
 
 
 def _finite(seconds: Array) -> Array:

@@ -21,9 +21,12 @@ from autopar.engine.moments import Backward
 from autopar.engine.stack import StackOptions, solve_stack
 from autopar.engine.stack_problem import Choices, Floats, Run, StackProblem, StackSolution
 from autopar.formulate.chains.columns import Column
+from autopar.formulate.chains.dual import PASSES
 from autopar.formulate.chains.siblings import FIRST, RUN, WHOLE
 from autopar.formulate.chains.strategies import Chains
 from autopar.formulate.layers.ladder import ONLY_BYTES
+from autopar.formulate.layers.tables import Least
+from autopar.formulate.pipelines.paths import LeastPasses
 from autopar.formulate.pipelines.piped import Passes
 from autopar.formulate.pipelines.stages import Units, batch_bytes
 from autopar.graph import Layout
@@ -113,20 +116,19 @@ class Seam:
 class Ranges:
     """Bounds (n + 1, n + 1) for every range of units as a stage.
 
-    `micro_s`: least seconds of a microbatch, `forward_s` of its forward pass; no more than `weight_share` of a layer's
-    make gradients of weights apart. `priced`: by price per byte and number in flight (this many or more), least seconds
-    of all microbatches and price of the bytes; `held_bytes`: least bytes with one in flight.
+    `passes_s`: least seconds of all microbatches' passes; `least`: of each pass alone, up to each unit. `priced`: by
+    price per byte and number in flight (this many or more), least seconds of all microbatches and once a step, and
+    price of the bytes; `held_bytes`: least bytes with one in flight.
     """
 
-    micro_s: Floats
-    forward_s: Floats
-    weight_share: float
+    passes_s: Floats
+    least: LeastPasses
     priced: dict[float, dict[int, Floats]]
     held_bytes: Floats
     limit_bytes: int
 
     def load(self, in_flight: int) -> Floats:
-        """Least seconds of all microbatches of each range with so many in flight, under the byte limit."""
+        """Least seconds of a step's work of each range with so many in flight, under the byte limit."""
         usable = [
             costs - price * self.limit_bytes
             for price, by_count in self.priced.items()
@@ -137,7 +139,7 @@ class Ranges:
         return np.where(self.held_bytes <= (self.limit_bytes or np.inf), legal, np.inf) if in_flight else legal
 
     def joint_load(self, chunks: Sequence[Chunk], in_flight: Sequence[int]) -> float:
-        """Least seconds of all microbatches through several ranges on one group of devices, under the byte limit."""
+        """Least seconds of a step's work of several ranges on one group of devices, under the byte limit."""
         pairs = list(zip(chunks, in_flight, strict=True))
         if sum(self.held_bytes[c.first, c.end] for c, most in pairs if most) > (self.limit_bytes or np.inf):
             return np.inf
@@ -184,20 +186,34 @@ class StageBook:
         prices, steps = chains.step_costs()
         costs = self._range_costs(steps)
         priced: dict[float, dict[int, Floats]] = {}
-        for (price, count, _), cost in zip(prices, costs, strict=True):
-            if price != ONLY_BYTES:
+        for (price, count, _once), cost in zip(prices, costs, strict=True):
+            if price != ONLY_BYTES and (price, count, _once) != PASSES:
                 priced.setdefault(price, {})[count] = cost
         held = costs[prices.index((ONLY_BYTES, chains.in_flight[0], 1.0))]
         self.least_bytes = float(np.min(held[0, 1:]))
-        free = priced[0.0][chains.in_flight[0]]
-        forward_s, share = self._least_forward_s(), chains.weight_share
-        return Ranges(free / chains.setting.num_microbatches, forward_s, share, priced, held, limit)
+        passes = costs[prices.index(PASSES)]
+        return Ranges(passes, self._least(chains.least), priced, held, limit)
 
-    def _least_forward_s(self) -> Floats:
-        """(n + 1, n + 1): seconds that no forward pass through a range can beat."""
+    @cached_property
+    def calls_ranges(self) -> Ranges:
+        """Bounds of all stages from the calls of the longest run alone, without changes of layout."""
+        chains = self.chains
+        nothing = Least(0.0, 0.0, 0.0, 0.0)
+        each = [chains.calls if run is chains.longest else nothing for run in chains.runs]
+        both = self._up_to([one.both_s for one in each])
+        size = np.arange(len(both))
+        free = np.where(size[:, None] < size, both - both[:, None], np.inf) * chains.setting.num_microbatches
+        return Ranges(free, self._least(each), {0.0: {1: free}}, np.zeros_like(free), 0)
+
+    def _least(self, each: Sequence[Least]) -> LeastPasses:
+        """Of passes up to each unit, from those of the layers of each run."""
+        names = ("forward_s", "backward_s", "inputs_s")
+        return LeastPasses(*(self._up_to([getattr(own, name) for own in each]) for name in names))
+
+    def _up_to(self, seconds: Sequence[float]) -> Floats:
+        """(n + 1,): seconds up to each unit, of layers of each run."""
         counts = [run.count for run in self.chains.runs]
-        at = np.cumsum([0.0, *np.repeat(self.chains.least_forward_s, counts)])[[*self.units.starts]]
-        found: Floats = np.maximum(at[None, :] - at[:, None], 0.0)
+        found: Floats = np.cumsum([0.0, *np.repeat(seconds, counts)])[[*self.units.starts]]
         return found
 
     def _range_costs(self, steps: Sequence[Floats]) -> Floats:

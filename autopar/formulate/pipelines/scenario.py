@@ -10,12 +10,13 @@ from itertools import pairwise
 import numpy as np
 
 from autopar.cost.orders import Shape
-from autopar.cost.schedule import holdings, weights_behind
+from autopar.cost.schedule import holdings
 from autopar.engine.partition import bound_s, least_step_s, partitions
 from autopar.engine.stack_problem import Floats
 from autopar.formulate.layers.tables import Setting
 from autopar.formulate.pipelines.book import Chunk, GroupPlan, Ranges, Seam, StageBook, StagePart
 from autopar.formulate.pipelines.ground import Ground
+from autopar.formulate.pipelines.paths import At, LeastPasses, Work, group_paths, left_out
 from autopar.formulate.pipelines.piped import PipedTime, run
 from autopar.formulate.pipelines.stages import balanced_cuts, even_cuts
 from autopar.graph import DTYPE_BYTES
@@ -103,23 +104,23 @@ class PipelineScenario:
 
     def quick_bound_s(self) -> float:
         """A bound from the model's operations alone."""
-        return self._bound_of(self.ideal_s, 1 / 3)  # of the FLOPs of a product with a weight
+        return self._least_step_s(self.ideal_s)
 
     def calls_bound_s(self) -> float:
         """A bound from the calls of the longest run of layers alone, without changes of layout."""
         if not self.possible:
             return np.inf
-        seconds, shares = zip(*(book.chains.calls for book in dict.fromkeys(self.books)), strict=True)
-        return self._bound_of(min(seconds), max(shares))
+        if self._tried:
+            return self._bound_by([book.calls_ranges for book in self.books], (0,) * self.shape.stages)
+        chains = [book.chains for book in dict.fromkeys(self.books)]
+        return self._least_step_s(min(own.longest.count * own.calls.both_s for own in chains))
 
-    def _bound_of(self, micro_s: float, share: float) -> float:
-        """A bound from the seconds of a microbatch, of which no more than a share makes gradients of weights."""
-        shape = self.shape
-        if self._tried or len(set(self.books)) > 1 or not np.isfinite(micro_s):
+    def _least_step_s(self, micro_s: float) -> float:
+        """A bound from the seconds of a microbatch."""
+        shape, stages = self.shape, self.shape.stages
+        if self._tried or shape.schedule in SPLIT or len(set(self.books)) > 1 or not np.isfinite(micro_s):
             return shape.num_microbatches * micro_s / shape.groups
-        if shape.schedule not in SPLIT:
-            share = 0.0
-        return least_step_s(micro_s, shape.num_microbatches, weights_behind(shape), share)
+        return least_step_s(micro_s, shape.num_microbatches, stages)
 
     def first_bound_s(self) -> float:
         """A bound from the longest run of layers alone, with one microbatch in flight; inf where no plan is legal."""
@@ -152,33 +153,63 @@ class PipelineScenario:
         return tuple(dict.fromkeys((balanced, even_cuts(len(units), self.shape.stages))))
 
     def _bounds(self, ranges: Sequence[Ranges], in_flight: Sequence[int]) -> tuple[Floats, Floats]:
-        """Of each stage, which is a group, by the group's ranges; in two ways where passes of weights are apart."""
-        by_count: dict[tuple[Ranges, int], Floats] = {}
-        for key in zip(ranges, in_flight, strict=True):
+        """Loads and spans of each stage, which is a group, by the group's ranges: of paths by themselves, and of those
+        that wait for the stages before."""
+        least, by_count = self._least(ranges), dict[tuple[Ranges, int], Floats]()
+        units = np.arange(len(least.forward))
+        start, end = units[:, None], units[None, :]
+        found = []
+        for stage, key in enumerate(zip(ranges, in_flight, strict=True)):
             if key not in by_count:
                 by_count[key] = key[0].load(key[1])
-        loads = _by_stage([by_count[key] for key in zip(ranges, in_flight, strict=True)])
-        spans = _by_stage([own.micro_s for own in ranges])
-        if self.shape.schedule not in SPLIT:
-            return loads[None], spans[None]
-        ahead = np.where(np.isfinite(spans), _by_stage([own.forward_s for own in ranges]), np.inf)
-        share = np.array([own.weight_share for own in ranges])[:, None, None]
-        kept_up = 1 - share * np.array(weights_behind(self.shape))[:, None, None] / self.shape.num_microbatches
-        return np.stack([loads, kept_up * loads]), np.stack([ahead, (1 - share) * spans])
+            work = self._work(key[0].least, [(start, end)], by_count[key], key[0].passes_s)
+            found.append(group_paths(self.shape, stage, least, [start], [end], work))
+        loads = np.stack([np.stack(of) for of in zip(*found, strict=True)])
+        spans = _by_stage([self._span(own, start, end) for own in ranges])
+        return loads, np.stack([np.zeros_like(spans), spans])
 
     def _fixed_bound(self, cuts: Cuts, ranges: Sequence[Ranges], in_flight: Sequence[int]) -> float:
-        """Each group waits for the stages before it and then has all its chunks to do."""
-        found, before, ahead = [], 0.0, 0.0
-        for g, chunks in enumerate(self._chunks(cuts)):
-            own, stages = ranges[g], self.shape.stages_of(g)
-            load = own.joint_load(chunks, [in_flight[s] for s in stages])
-            share = own.weight_share if self.shape.schedule in SPLIT else 0.0
-            late = max(weights_behind(self.shape)[s] for s in stages)
-            found += [ahead + load, before + (1 - share * late / self.shape.num_microbatches) * load]
-            first, end = chunks[0].first, chunks[0].end
-            before += (1 - share) * float(own.micro_s[first, end])
-            ahead += float(own.forward_s[first, end])
-        return max(found)
+        """The longest of the paths of all groups."""
+        shape, least = self.shape, self._least(ranges)
+        stages = list(pairwise(cuts))
+        spans = [self._span(ranges[shape.group_of(s)], *ends) for s, ends in enumerate(stages)]
+        found = []
+        for g, own in enumerate(ranges):
+            mine = shape.stages_of(g)
+            chunks = [stages[s] for s in mine]
+            load = own.joint_load([Chunk(*chunk) for chunk in chunks], [in_flight[s] for s in mine])
+            passes = sum(own.passes_s[chunk] for chunk in chunks)
+            starts, ends = zip(*chunks, strict=True)
+            paths = group_paths(shape, g, least, starts, ends, self._work(own.least, chunks, load, passes))
+            found += [paths.alone, sum(spans[: mine[0]]) + paths.behind]
+        return float(max(found))
+
+    def _least(self, ranges: Sequence[Ranges]) -> LeastPasses:
+        """Of passes up to each unit, on the devices that suit it best."""
+        each = [own.least for own in dict.fromkeys(ranges)]
+        forward, backward, inputs = (
+            np.cumsum([0.0, *np.min([np.diff(up_to) for up_to in of], axis=0)]) for of in zip(*each, strict=True)
+        )
+        return LeastPasses(forward, backward, inputs if self.shape.schedule in SPLIT else backward)
+
+    def _work(
+        self, least: LeastPasses, chunks: Sequence[tuple[At, At]], load: Floats | float, passes: Floats | float
+    ) -> Work:
+        """What a group with these chunks works, by bounds of all of it with and without what it does once a step."""
+        each = [tuple(up_to[end] - up_to[start] for up_to in least) for start, end in chunks]
+
+        def work(once: bool, ahead: Sequence[int], late: Sequence[int]) -> Floats:
+            return left_out(self.shape.num_microbatches, load if once else passes, each, ahead, late)
+
+        return work
+
+    def _span(self, own: Ranges, start: At, end: At) -> Floats:
+        """Seconds of one microbatch to a stage's end and back, but for weights that are put off."""
+        passes: Floats = own.passes_s[start, end] / self.shape.num_microbatches
+        if self.shape.schedule not in SPLIT:
+            return passes
+        forward, _, inputs = own.least
+        return np.where(np.isfinite(passes), forward[end] - forward[start] + inputs[end] - inputs[start], np.inf)
 
     @cached_property
     def _in_flight(self) -> tuple[int, ...]:
@@ -291,13 +322,21 @@ class PipelineScenario:
             loads[(slice(None), *place)] = spans[(slice(None), *place)] = np.inf
             return
         (part,) = plan.chunks
-        micro = part.forward_s + part.backward_s
-        loads[0][place], spans[0][place] = self.shape.num_microbatches * micro, micro
-        if self.shape.schedule in SPLIT:
-            late = weights_behind(self.shape)[stage]
-            spans[0][place] = part.forward_s
-            loads[1][place] = self.shape.num_microbatches * micro - late * part.weight_s
-            spans[1][place] = micro - part.weight_s
+        least = self._least([book.ranges for book in self.books])
+        paths = group_paths(self.shape, stage, least, [chunk.first], [chunk.end], self._exact_work(part))
+        put_off = part.weight_s if self.shape.schedule in SPLIT else 0.0
+        loads[0][place], loads[1][place] = paths
+        spans[1][place] = part.forward_s + part.backward_s - put_off
+
+    def _exact_work(self, part: StagePart) -> Work:
+        """What a group with this one chunk works."""
+        forward_s, backward_s, step_s, weight_s = part.seconds
+
+        def work(once: bool, ahead: Sequence[int], late: Sequence[int]) -> Floats:
+            all_of_it = self.shape.num_microbatches * (forward_s + backward_s) + once * step_s
+            return np.array(all_of_it - ahead[0] * forward_s - late[0] * weight_s)
+
+        return work
 
     def _simulated(self, groups: Sequence[GroupPlan], seam: Seam) -> SolvedPipeline:
         shape, setting = self.shape, self.book.chains.setting
