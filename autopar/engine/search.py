@@ -1,4 +1,4 @@
-"""Over scenarios: bound all, solve in order of bound until no bound is below the best answer (best-first search).
+"""Over scenarios: bound all, solve in order of promise until none is below the best answer (best-first search).
 
 A. H. Land, A. G. Doig, "An automatic method of solving discrete programming problems", 1960, with one level of
 branches.
@@ -46,19 +46,26 @@ class Found(Generic[Payload]):
 class Scenario(Generic[Payload]):
     """A part of the space. `bound()`: nothing in it is below that. `solve(cutoff)`: its best answer, None if there is
     none below `cutoff`. `quick` is a bound that costs nothing, `rough` are ever better ones cheaper than `bound`.
-    `others(cutoff)`: further answers that may be of other kinds, asked for when several are wanted."""
+    `guess()`: about what `solve` would find, asked for before it; a scenario is not solved where that isn't below the
+    best answer. `others(cutoff)`: further answers that may be of other kinds, asked for when several are wanted."""
 
     name: str
     bound: Callable[[], float]
     solve: Callable[[float], tuple[float, Payload] | None]
     quick: float = 0.0
     rough: tuple[Callable[[], float], ...] = ()
+    guess: Callable[[], float] | None = None
     others: Callable[[float], Sequence[tuple[float, Payload]]] | None = None
 
     @property
     def bounds(self) -> tuple[Callable[[], float], ...]:
         """Ever better bounds."""
         return (*self.rough, self.bound)
+
+    @property
+    def looks(self) -> tuple[Callable[[], float], ...]:
+        """Bounds, and the guess if there is one: what a scenario promises, ever more truly."""
+        return self.bounds if self.guess is None else (*self.bounds, self.guess)
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,8 @@ def search(
 ) -> Answer[Payload]:
     """The `top` best answers, each of another `kind`, or else scenario. Equal ones keep the order of the scenarios.
 
-    Answers that aren't `below` a figure are left out, and so is a scenario whose bound promises less than `worth`.
+    Answers that aren't `below` a figure are left out, and so is a scenario that promises less than `worth`; the answer's
+    bound is that of all.
     After `time_limit_s` the best answer so far is given; at least one scenario is always solved. `progress` is told
     what is done (`bound`, `solve`), how many scenarios are and how many there are at most.
     """
@@ -106,7 +114,7 @@ def search(
     complete = True
     while heap:
         bound, level, i = heappop(heap)
-        better = scenarios[i].bounds[level:]
+        better = scenarios[i].looks[level:]
         cutoff = found[top - 1].objective if len(found) >= top else below
         if bound >= cutoff * (1 - worth(solved)) or bound == inf:
             break
@@ -115,10 +123,12 @@ def search(
             complete = False
             break
         if better and not (late and bounded):
-            bounds[i] = max(bound, better[0]())
+            promise = max(bound, better[0]())
+            if level < len(scenarios[i].bounds):
+                bounds[i] = promise
             bounded += level == 0
             progress("bound", bounded, len(scenarios))
-            heappush(heap, (bounds[i], level + 1, i))
+            heappush(heap, (promise, level + 1, i))
             continue
         if not level and any(known and b < inf for b, known, _ in heap):
             complete = False  # there is no time to bound it: solve one of those that are bounded

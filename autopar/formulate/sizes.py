@@ -203,4 +203,4 @@ def _as_engine_scenario(scenario: AnyScenario) -> Scenario[Solved]:
             scenario.name, scenario.bound_s, solve, rough=rough,
             others=lambda cutoff_s: [(s.solution.objective_s, s) for s in scenario.families(cutoff_s)],
         )  # fmt: skip
-    return Scenario(scenario.name, scenario.bound_s, solve, scenario.quick_bound_s(), rough)
+    return Scenario(scenario.name, scenario.bound_s, solve, scenario.quick_bound_s(), rough, scenario.guess_s)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,6 +42,17 @@ def test_stops_when_the_bound_passes() -> None:
     assert solved == ["a", "b"]
     assert answer.best is not None
     assert (answer.best.name, answer.solved, answer.bounded) == ("b", 2, 3)
+
+
+def test_guesses_order_what_bounds_leave_open() -> None:
+    """Of scenarios with equal bounds the one with the least guess comes first; those that promise no gain are left
+    out, but the bound is still that of all."""
+    solved: list[str] = []
+    guesses = {"a": 9.0, "b": 3.0, "c": 5.0}
+    scenarios = [replace(scenario(name, 2, 4, solved), guess=partial(guesses.get, name)) for name in guesses]
+    answer = search(scenarios)
+    assert solved == ["b"]
+    assert answer.lower_bound == 2
 
 
 def test_small_gains_are_passed_by_in_the_end() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, pairwise
 from math import prod
@@ -116,16 +116,22 @@ class Seam:
 class Ranges:
     """Bounds (n + 1, n + 1) for every range of units as a stage.
 
-    `passes_s`: least seconds of all microbatches' passes; `least`: of each pass alone, up to each unit. `priced`: by
-    price per byte and number in flight (this many or more), least seconds of all microbatches and once a step, and
-    price of the bytes; `held_bytes`: least bytes with one in flight.
+    `passes_s`: least seconds of the passes of all (`count`) microbatches; `least`: of each pass alone, up to each unit.
+    `priced`: by price per byte and number in flight (this many or more), least seconds of all microbatches and once a
+    step, and price of the bytes; `held_bytes`: least bytes with one in flight.
     """
 
+    count: int
     passes_s: Floats
     least: LeastPasses
     priced: dict[float, dict[int, Floats]]
     held_bytes: Floats
     limit_bytes: int
+
+    @property
+    def micro_s(self) -> float:
+        """Least seconds of the passes of one microbatch through all units."""
+        return float(self.passes_s[0, -1]) / self.count
 
     def load(self, in_flight: int) -> Floats:
         """Least seconds of a step's work of each range with so many in flight, under the byte limit."""
@@ -146,6 +152,18 @@ class Ranges:
         return max(
             sum(self._cost(c, price, most) for c, most in pairs) - price * self.limit_bytes for price in self.priced
         )
+
+    def stretch(self, chunks: Sequence[Chunk], in_flight: Sequence[int]) -> float:
+        """How many times as long several ranges on one group work for the byte limit's sake."""
+        free = sum(self._cost(c, 0.0, most) for c, most in zip(chunks, in_flight, strict=True))
+        return self.joint_load(chunks, in_flight) / free if free else 1.0
+
+    def stretched(self, times: float) -> Ranges:
+        """With passes that take so many times as long, each its share of all: what lies between them, too."""
+        alone = self.least.forward[-1] + self.least.backward[-1]
+        more = self.micro_s / alone if alone else 1.0
+        least = LeastPasses(*(times * more * up_to for up_to in self.least))
+        return replace(self, passes_s=times * self.passes_s, least=least)
 
     def _cost(self, chunk: Chunk, price: float, most: int) -> float:
         """Of a range with at most so many in flight; its bytes are left out where it has none."""
@@ -192,7 +210,7 @@ class StageBook:
         held = costs[prices.index((ONLY_BYTES, chains.in_flight[0], 1.0))]
         self.least_bytes = float(np.min(held[0, 1:]))
         passes = costs[prices.index(PASSES)]
-        return Ranges(passes, self._least(chains.least), priced, held, limit)
+        return Ranges(chains.setting.num_microbatches, passes, self._least(chains.least), priced, held, limit)
 
     @cached_property
     def calls_ranges(self) -> Ranges:
@@ -203,7 +221,9 @@ class StageBook:
         both = self._up_to([one.both_s for one in each])
         size = np.arange(len(both))
         free = np.where(size[:, None] < size, both - both[:, None], np.inf) * chains.setting.num_microbatches
-        return Ranges(free, self._least(each), {0.0: {1: free}}, np.zeros_like(free), 0)
+        return Ranges(
+            chains.setting.num_microbatches, free, self._least(each), {0.0: {1: free}}, np.zeros_like(free), 0
+        )
 
     def _least(self, each: Sequence[Least]) -> LeastPasses:
         """Of passes up to each unit, from those of the layers of each run."""

@@ -135,6 +135,23 @@ class PipelineScenario:
         """Seconds that no plan of this scenario under the limit can beat; inf where none is legal or small enough."""
         return self._bound_by([book.ranges for book in self.books], self._in_flight)
 
+    def guess_s(self) -> float:
+        """About what the fastest plan takes: the bound, with all passes as much longer as the byte limit makes them.
+
+        Bounds let the passes on the way to a group, and those of a part of its work, do as if there were no limit.
+        """
+        ranges, shape = [book.ranges for book in self.books], self.shape
+        cuts = self.cuts or even_cuts(len(self.book.units), shape.stages)
+        each = [
+            own.stretch(chunks, [self._in_flight[s] for s in shape.stages_of(g)])
+            for g, (own, chunks) in enumerate(zip(ranges, self._chunks(cuts), strict=True))
+        ]
+        times = sum(each) / len(each)
+        if not np.isfinite(times):
+            return self.bound_s()
+        known = {own: own.stretched(times) for own in dict.fromkeys(ranges)}
+        return self._bound_by([known[own] for own in ranges], self._in_flight)
+
     def _bound_by(self, ranges: Sequence[Ranges], in_flight: Sequence[int]) -> float:
         if not self._tried:
             return bound_s(*self._bounds(ranges, in_flight))
