@@ -100,8 +100,8 @@ def search(
 ) -> Answer[Payload]:
     """The `top` best answers, each of another `kind`, or else scenario. Equal ones keep the order of the scenarios.
 
-    Answers that aren't `below` a figure are left out, and so is a scenario that promises less than `worth`; the answer's
-    bound is that of all.
+    Answers that aren't `below` a figure are left out, and so is a scenario that promises less than `worth`; the bound
+    is that of all.
     After `time_limit_s` the best answer so far is given; at least one scenario is always solved. `progress` is told
     what is done (`bound`, `solve`), how many scenarios are and how many there are at most.
     """

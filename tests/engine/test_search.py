@@ -49,7 +49,7 @@ def test_guesses_order_what_bounds_leave_open() -> None:
     out, but the bound is still that of all."""
     solved: list[str] = []
     guesses = {"a": 9.0, "b": 3.0, "c": 5.0}
-    scenarios = [replace(scenario(name, 2, 4, solved), guess=partial(guesses.get, name)) for name in guesses]
+    scenarios = [replace(scenario(name, 2, 4, solved), guess=partial(guesses.__getitem__, name)) for name in guesses]
     answer = search(scenarios)
     assert solved == ["b"]
     assert answer.lower_bound == 2
