@@ -22,6 +22,8 @@ __all__ = ["Budget", "Column", "SolvedScenario", "StageScenario"]
 
 BINDS = 0.01
 """A limit that costs no more than this share of the seconds isn't worth looking further."""
+MORE_GAINS = 0.01
+"""By what share more strategies hardly ever make a plan faster: where that wouldn't do there is no further look."""
 
 
 @dataclass(frozen=True)
@@ -88,17 +90,18 @@ class StageScenario:
         self.least_bytes = chains.least_bytes
         return chains.bound_s if limit is None or self.least_bytes <= limit else np.inf
 
-    def solve(self, cutoff_s: float | None = None) -> SolvedScenario:
-        """Price the strategies worth having, and choose for every layer."""
+    def solve(self, cutoff_s: float = np.inf) -> SolvedScenario:
+        """Price the strategies worth having, and choose for every layer; answers above `cutoff_s` may be left out."""
         if not self._chains.possible:
             return self._solved((), StackSolution(Status.INFEASIBLE, np.inf, np.inf))
         columns, limit = self._chains.columns(), self.budget.limit_bytes
-        options = StackOptions(cutoff_s=np.inf if cutoff_s is None else cutoff_s)
-        solution = self._solve_stack(columns, limit, options)
-        if limit is not None and self._binds(columns, solution, options):
+        near = StackOptions(cutoff_s=cutoff_s * (1 + MORE_GAINS))
+        solution = self._solve_stack(columns, limit, near)
+        promising = bool(solution.walks) or cutoff_s == np.inf
+        if limit is not None and promising and self._binds(columns, solution, near):
             more = self._chains.columns(wide=True)
             columns = tuple(_joined(few, further) for few, further in zip(columns, more, strict=True))
-            solution = self._solve_stack(columns, limit, options)
+            solution = self._solve_stack(columns, limit, StackOptions(cutoff_s=cutoff_s))
         return self._solved(columns, solution)
 
     def _binds(self, columns: tuple[tuple[Column, ...], ...], solution: StackSolution, options: StackOptions) -> bool:
