@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autopar.rows import STEP_KINDS, read_tables
+from autopar.transformer.constants import shipped_constants
 from autopar.validation.step_page import write_step_page
 from autopar.validation.step_text import steps_text
 from autopar.validation.steps import PredictedStep, ReadRow, predict_row, predict_steps, read_rows
@@ -42,7 +43,7 @@ def published(paths: Sequence[Path], fit_also: Sequence[Path] = (), *, left_out:
 def _left_out(paths: Sequence[Path], fit_also: Sequence[Path]) -> list[PredictedStep]:
     rows = timed_rows([*paths, *fit_also])
     known = steady(rows)
-    start = fit(known)
+    start = fit(known, shipped_constants())
     found = []
     reads = [read for read in read_rows(read_tables(paths, ("training",))) if isinstance(read, ReadRow)]
     for source in sorted({row.source for row in rows}):

@@ -171,7 +171,9 @@ def _layout(reader: _Reader, shape: Dims, device: DeviceFile, conventions: Conve
         reader.say(f"dp={dp} (cp taken out of dp={stated:.0f})")
     elif not stated:
         reader.say(f"dp={dp}")
-    chunks = 2 if _schedule(reader, 1) in V_SHAPED else max(1, reader.number("virtual_stages", 1))
+    chunks = (
+        2 if _schedule(reader, 1) in V_SHAPED else max(1, reader.number("virtual_stages", _usual_chunks(reader, pp)))
+    )
     if chunks > 1 and (pp == 1 or shape.layers < pp * chunks):
         reader.say(f"virtual_stages=1 (not {chunks}: {shape.layers} layers on {pp} stages)")
         chunks = 1
@@ -233,6 +235,12 @@ def _recompute(reader: _Reader, conventions: Conventions, shape: Dims) -> tuple[
     counted = re.search(r"(?:full|block|uniform)\D{1,3}(\d+)", text.lower())
     share = min(1.0, int(counted[1]) / shape.layers) if counted else 1.0
     return value_in("recompute", text, RECOMPUTES), share
+
+
+def _usual_chunks(reader: _Reader, pp: int) -> int:
+    """Stages a device where a row doesn't say: 2, the least there are, where it says that they are interleaved."""
+    text = reader.text("schedule")
+    return 2 if pp > 1 and text and value_in("schedule", text, SCHEDULES) == "interleaved" else 1
 
 
 def _schedule(reader: _Reader, chunks: int) -> str:

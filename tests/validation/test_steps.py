@@ -152,6 +152,8 @@ def test_what_is_left_open_is_assumed_and_listed() -> None:
     """An empty column takes the framework's default, and the answer says so."""
     (row,) = predict({"vocab": "", "micro_batch": "", "zero_stage": "", "recompute": ""})
     assert {"vocab=32000", "micro_batch=1", "zero_stage=1", "recompute=none"} <= set(row.assumed)
+    (looped,) = predict({"pp": "4", "dp": "4", "schedule": "interleaved-1f1b"})
+    assert "virtual_stages=2" in looped.assumed
     (full,) = predict({"zero_stage": "0", "recompute": "full"})
     assert not any(a.startswith(("vocab", "zero", "recompute")) for a in full.assumed)
 
