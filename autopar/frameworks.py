@@ -32,6 +32,9 @@ from autopar.transformer.step import StepTime, costs_of, step_time
 if TYPE_CHECKING:
     from torch import nn
 
+TOKEN_BYTES = 16.0
+"""A token and its label, of 64 bits each."""
+
 CONVENTIONS: Mapping[str, Conventions] = {"megatron": MODERN, "fsdp": FSDP, "deepspeed": DEEPSPEED}
 
 
@@ -193,7 +196,8 @@ def _record(
             "fitted to published training runs (docs/accuracy.md)",
         ),
         trace_s=0.0, search_s=time.process_time() - began, num_params=shape.num_params,
-        energy_j=None if device.power_w is None else device.power_w * used * step, input_s=None,
+        energy_j=None if device.power_w is None else device.power_w * used * step,
+        input_s=request.global_batch / layout.dp * shape.seq * TOKEN_BYTES / device.host_bytes_per_s,
         placement=tuple(range(used)), layer_names=tuple(_names(shape)), time_by_kind_s=kinds,
         autopar_version=__version__,
     )  # fmt: skip

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from autopar.cluster import load_cluster
 from autopar.scaling import sizes
 from tests.test_cli import run
 
@@ -43,6 +44,8 @@ def test_estimate_of_a_hand_written_plan(capsys: pytest.CaptureFixture[str]) -> 
     assert [key for key in KEYS.split() if key not in found] == []
     assert (found["lower_bound_s"], found["gap"]) == (None, None)
     assert (found["num_microbatches"], found["microbatch_size"], found["global_microbatch"]) == (2, 2, 4)
+    tokens_bytes = 2 * 4 * 32 * 8  # inputs and labels of 4 of the 8 samples
+    assert found["input_s"] == pytest.approx(tokens_bytes / load_cluster("2xa100-80gb").device.host_bytes_per_s)
 
 
 def test_what_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:

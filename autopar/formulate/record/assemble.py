@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from autopar import __version__
-from autopar.cluster import Cluster, device_of
+from autopar.cluster import Cluster, Device, device_of
 from autopar.cost.work import model_flops
 from autopar.formulate.chains.columns import Column
 from autopar.formulate.pipelines.piped import add_up
@@ -15,7 +15,7 @@ from autopar.formulate.pipelines.scenario import SolvedPipeline
 from autopar.formulate.record.carried import layer_costs
 from autopar.formulate.record.predict import Layers, Prediction, predict, shares
 from autopar.formulate.scenario import SolvedScenario
-from autopar.graph import OpGraph
+from autopar.graph import Cut, OpGraph
 from autopar.plan import CarriedCosts, Fingerprint, LayerStrategy, MeshAxis, PlanRecord, Request, StagePlan
 
 Solved = SolvedScenario | SolvedPipeline
@@ -113,7 +113,7 @@ def assemble(
         fingerprint=fingerprint,
         stages=outline.stages,
         num_microbatches=setting.num_microbatches,
-        microbatch_size=-(-setting.batch // _loss_ways(outline.stages[-1], graph)),
+        microbatch_size=-(-setting.batch // _batch_ways(outline.stages[-1], -1, graph.cuts[-2], graph)),
         global_microbatch=setting.batch,
         pp_degree=outline.groups,
         schedule=outline.schedule,
@@ -140,7 +140,7 @@ def assemble(
         num_params=sum(prod(spec.shape_at(1)) for spec in graph.params.values()),
         energy_j=None if device.power_w is None else device.power_w * devices * step,
         step_price=None if device.price_per_hour is None else device.price_per_hour / 3600 * devices * step,
-        input_s=None,
+        input_s=_input_s(outline.stages[0], graph, request.global_batch, device),
         placement=outline.placement,
         layer_names=tuple(layer.name for layer in graph.layers),
         time_by_kind_s=prediction.by_kind_s,
@@ -166,8 +166,19 @@ def _stage(
     return StagePlan(first_layer, tuple(devices), mesh, tuple(strategies), tuple(assignment))
 
 
-def _loss_ways(stage: StagePlan, graph: OpGraph) -> int:
-    """Batch ways at the last layer, which makes the loss."""
-    strategy = stage.strategies[stage.assignment[-1]]
-    axes = strategy.data_axes(graph.values[graph.cuts[-2].main].batch_dim)
+def _batch_ways(stage: StagePlan, layer: int, before: Cut, graph: OpGraph) -> int:
+    """Ranks over which a layer of a stage, with the cut in front of it, deals out the batch."""
+    strategy = stage.strategies[stage.assignment[layer]]
+    axes = strategy.data_axes(graph.values[before.main].batch_dim)
     return prod(stage.mesh[a].size for a in axes)
+
+
+def _input_s(stage: StagePlan, graph: OpGraph, batch: int, device: Device) -> float:
+    """Seconds a step that a rank's samples take from the host's memory; nothing where devices compute in it.
+
+    Beside the step, which doesn't wait for what a loader has sent ahead.
+    """
+    if device.backend == "cpu":
+        return 0.0
+    samples = -(-batch // _batch_ways(stage, 0, graph.cuts[0], graph))
+    return sum(graph.values[name].bytes_at(samples) for name in graph.inputs) / device.host_bytes_per_s
