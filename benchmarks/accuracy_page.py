@@ -134,9 +134,11 @@ WHY = """## Where it is wrong, and why
 - *Products* are priced without what timings say beyond the form of a device's model (`measure/models/beyond.py`): with
   it the worst rows of vTrain are missed by more, and the best plan of a group is found less often.
 - *Memory*: the allocator's cache is in what nvidia-smi shows, and differs from run to run (equal plans of
-  bigscience-v100: 31 to 34 GB). *litgpt*: its page says of runs on four devices that they were on one, samples are
-  shorter than the sequence printed, and Llama 3.2 3B and Phi 3 took less (16.5 and 17 GB) than weights, gradients and
-  AdamW's moments of 16 bits, with which the recipes run: these two are called infeasible. Qwen1.5-MoE's expert
+  bigscience-v100: 31 to 34 GB). *litgpt*: TinyLlama on one device is within 2 %, but the page says of runs on four
+  devices that they were on one, samples are shorter than the sequence printed, and Llama 3.2 3B and Phi 3 took less
+  (16.5 and 17 GB) than weights, gradients and AdamW's moments of 16 bits, with which the recipes run, Phi 3 less than
+  its own LoRA (19.8 GB): these two are called infeasible. *Megatron's pipelines* of Llama 3 8B on A100 are predicted to
+  hold 16 to 21 % more than was shown of devices that aren't named. Qwen1.5-MoE's expert
   parallelism isn't printed, Paddle's 13B with full recomputation holds as much a microbatch as without any.
 - *Feasible* is judged with full recomputation where a row doesn't say how much is recomputed.
 """

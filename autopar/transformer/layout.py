@@ -24,16 +24,17 @@ class Conventions:
     `fused_attention`: scores never reach memory. `kernels`: of a block's forward pass. `hides_tp`, `hides_dp`: whether
     tensor- and data-parallel collectives run beside compute. `gradient_bytes` travel a parameter, and so many
     `held_gradient_bytes` are kept. `sequence`: whether tensor parallel implies Megatron's sequence parallel. `zero` and
-    `recompute` are the defaults. `dropout`: whether the models of its time train with it. `lean_loss`: whether the loss
-    keeps no float32 copy of the logits. `passes`: how often pointwise work moves what fused kernels would move once;
-    `keeps`: how often autograd keeps it. `eager`: whether norms, rotations and activations are operators of their own,
-    which keep what they read. `library_attention`: whether attention is the maker's newest kernel. `rerun`: the share
-    of a block that `selective` recomputation runs again; 0 where it is the core of attention alone. `whole_batch`:
-    whether the batch isn't split in time where a plan doesn't say, but for a pipeline into as many microbatches as
-    stages. `messages`: how many collectives a block's parameters take; `link_share`: of a link's rate that these reach.
-    `half_states`: whether parameters, gradients and moments all have 16 bits. `extra_state_bytes`: of copies that the
-    optimizer makes a parameter, sharded as its states are. `dtensor`: whether DTensor splits tensors. `shows`: which
-    memory its own log shows, `allocated` or `reserved` by torch; all that the device holds where empty.
+    `recompute` are the defaults, `recompute_alone` that on a single device where it differs. `dropout`: whether the
+    models of its time train with it. `lean_loss`: whether the loss keeps no float32 copy of the logits. `passes`: how
+    often pointwise work moves what fused kernels would move once; `keeps`: how often autograd keeps it. `eager`:
+    whether norms, rotations and activations are operators of their own, which keep what they read. `library_attention`:
+    whether attention is the maker's newest kernel. `rerun`: the share of a block that `selective` recomputation runs
+    again; 0 where it is the core of attention alone. `whole_batch`: whether the batch isn't split in time where a plan
+    doesn't say, but for a pipeline into as many microbatches as stages. `messages`: how many collectives a block's
+    parameters take; `link_share`: of a link's rate that these reach. `half_states`: whether parameters, gradients and
+    moments all have 16 bits. `extra_state_bytes`: of copies that the optimizer makes a parameter, sharded as its states
+    are. `dtensor`: whether DTensor splits tensors. `shows`: which memory its own log shows, `allocated` or `reserved`
+    by torch; all that the device holds where empty.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Conventions:
     dtensor: bool = False
     shows: str = ""
     eager: bool = False
+    recompute_alone: str = ""
 
 
 CLASSIC = Conventions("megatron 2021", False, 22, False, False, 2, 4, False, 0, "none", True)
@@ -88,7 +90,9 @@ FSDP = Conventions(
 COMPILED = replace(FSDP, name="fsdp compiled", kernels=12, passes=0.8, eager=False)
 TORCHTITAN = replace(COMPILED, name="torchtitan", recompute="selective", keeps=0.93, shows="reserved")  # metrics.py
 TORCHTITAN_2025 = replace(TORCHTITAN, lean_loss=True)
-LITGPT = replace(FSDP, name="litgpt", recompute="full", half_states=True, shows="allocated")
+LITGPT = replace(
+    FSDP, name="litgpt", recompute="full", half_states=True, shows="allocated", recompute_alone="none"
+)  # finetune/full.py
 TUNED_FSDP = replace(COMPILED, name="automodel", library_attention=True)
 DEEPSPEED = Conventions(
     "deepspeed",

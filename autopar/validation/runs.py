@@ -191,7 +191,7 @@ def _layout(reader: _Reader, shape: Dims, device: DeviceFile, conventions: Conve
         reader.say(f"{count} microbatches of {size} (for a global batch of {batch} on dp={dp})")
     dtype = _dtype(reader, conventions, device)
     zero = _zero(reader, conventions)
-    recompute, share = _recompute(reader, conventions, shape)
+    recompute, share = _recompute(reader, conventions, shape, gpus)
     layout = Layout(
         dp=dp, tp=tp, cp=cp, ep=_experts(reader, shape, dp * cp * tp), pp=pp, chunks=chunks,
         schedule=_schedule(reader, chunks), microbatch=size, num_microbatches=count, zero=zero.level,
@@ -226,12 +226,13 @@ def _zero(reader: _Reader, conventions: Conventions) -> Zero:
     return zero_in(text)
 
 
-def _recompute(reader: _Reader, conventions: Conventions, shape: Dims) -> tuple[str, float]:
+def _recompute(reader: _Reader, conventions: Conventions, shape: Dims, devices: int) -> tuple[str, float]:
     """The kind of recomputation, and the share of blocks: all, or those that `full:8` or `block 8` counts."""
     text = reader.text("recompute")
     if not text:
-        reader.say(f"recompute={conventions.recompute}")
-        return conventions.recompute, 1.0
+        usual = (conventions.recompute_alone if devices == 1 else "") or conventions.recompute
+        reader.say(f"recompute={usual}")
+        return usual, 1.0
     counted = re.search(r"(?:full|block|uniform)\D{1,3}(\d+)", text.lower())
     share = min(1.0, int(counted[1]) / shape.layers) if counted else 1.0
     return value_in("recompute", text, RECOMPUTES), share

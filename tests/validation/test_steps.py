@@ -152,6 +152,8 @@ def test_what_is_left_open_is_assumed_and_listed() -> None:
     """An empty column takes the framework's default, and the answer says so."""
     (row,) = predict({"vocab": "", "micro_batch": "", "zero_stage": "", "recompute": ""})
     assert {"vocab=32000", "micro_batch=1", "zero_stage=1", "recompute=none"} <= set(row.assumed)
+    (alone,) = predict({"framework": "LitGPT", "gpus": "1", "dp": "1", "tp": "1", "global_batch_seqs": ""})
+    assert "recompute=none" in alone.assumed  # its checkpointing comes with FSDP
     (looped,) = predict({"pp": "4", "dp": "4", "schedule": "interleaved-1f1b"})
     assert "virtual_stages=2" in looped.assumed
     (full,) = predict({"zero_stage": "0", "recompute": "full"})
