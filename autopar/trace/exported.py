@@ -21,6 +21,7 @@ from autopar.trace.known.numbers import Known
 from autopar.trace.layers import blocks as blocks_
 from autopar.trace.loss import LossFn, Root
 from autopar.trace.opaque.standins import StandIns
+from autopar.trace.own_gradients import gradients_kept
 from autopar.trace.shadow import shadow
 from autopar.trace.sizes import spec_of
 from autopar.trace.two_sizes import SIZES, blended
@@ -73,7 +74,7 @@ class Exporter:
             blocks_.install(root, blocks)
             dim = torch.export.Dim("batch", min=1)
             shapes = (tuple({0: dim} if shares else {} for shares in self.inputs.batched),)
-            with Known(), without_checks(), without_autocast() as casts, _quiet_failure():
+            with Known(), gradients_kept(), without_checks(), without_autocast() as casts, _quiet_failure():
                 program = torch.export.export(root, tensors, dynamic_shapes=shapes if symbolic else None, strict=False)
             converter = Converter(program, self.inputs.names, names, blocks, self.stand_ins.forms)
         finally:
@@ -86,7 +87,7 @@ class Exporter:
         """The repeated blocks of the model, run once on meta at `batch`."""
         tensors = self.inputs.on_meta(batch, self.dtype)
         self.stand_ins.install(root.model, batch if told else None)
-        with Known(), without_checks(), without_autocast(), nothing_left(root):
+        with Known(), gradients_kept(), without_checks(), without_autocast(), nothing_left(root):
             return blocks_.find(root, tensors)
 
     def _flat(
@@ -101,6 +102,8 @@ class Exporter:
         outcome = root.outcome
         if outcome.stands_in:
             notes += ("the model returns no scalar and no loss_fn was given: planned on the sum of its float outputs",)
+        if outcome.draws:
+            notes += ("forward draws from Python's or numpy's random numbers: what it drew once is part of the plan",)
         own = {PARAM + n: s for n, s in params.items()} | {BUFFER + n: s for n, s in buffers.items()}
         return Flat(
             items=tuple(converter.items),

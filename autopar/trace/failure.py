@@ -13,6 +13,7 @@ from torch import nn
 
 from autopar.errors import TraceError
 from autopar.trace.loss import Root
+from autopar.trace.own_gradients import OwnGradientError
 from autopar.trace.sizes import DependsOnDataError, NotLinearError, NotOneOperator
 
 _OWN = Path(__file__).parent
@@ -34,11 +35,10 @@ def trace_error(model: nn.Module, error: BaseException | None) -> TraceError:
     elif own and root is not None:
         where = f"{_module_path(root, own[-1]) or where}, {_innermost_line(frames, own[-1])}"
     reason = str(error).strip().split("\n\n")[0][:600] if error else "no reason given"
-    kind = type(error).__name__
-    return TraceError(
-        f"{where}: can't be traced ({kind}: {reason}). "
-        "Make forward free of branches and sizes that depend on tensor values, or mend the line named."
-    )
+    remedy = "Make forward free of branches and sizes that depend on tensor values, or mend the line named."
+    if isinstance(error, OwnGradientError):
+        remedy = "Call it in a submodule of its own, which is then one operator."
+    return TraceError(f"{where}: can't be traced ({type(error).__name__}: {reason}). {remedy}")
 
 
 def depends_on_data(error: BaseException) -> bool:
@@ -60,8 +60,8 @@ def module_of(error: BaseException) -> str:
 
 
 _ASKS_FOR_VALUES = {
-    "DependsOnDataError", "NotOneOperator", "GuardOnDataDependentSymNode", "DataDependentOutputException",
-    "DynamicOutputShapeException",
+    "DependsOnDataError", "NotOneOperator", "OwnGradientError", "GuardOnDataDependentSymNode",
+    "DataDependentOutputException", "DynamicOutputShapeException",
 }  # fmt: skip
 _SAYS_SO = (
     "item() cannot be called on meta tensors", "data-dependent", "Cannot copy out of meta tensor",
@@ -93,7 +93,7 @@ def _root(frames: list[tuple[FrameType, int]]) -> Root | None:
 
 def is_own_bug(error: BaseException) -> bool:
     """Whether `error` was raised by the code of this folder itself, not by torch or by the model it traces."""
-    if isinstance(error, (DependsOnDataError, NotLinearError, NotOneOperator)):  # said of the model
+    if isinstance(error, (DependsOnDataError, NotLinearError, NotOneOperator, OwnGradientError)):  # said of the model
         return False
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if not frames or frames[-1].f_code.co_name in _CALLS_THE_MODEL:

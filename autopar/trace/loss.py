@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from autopar.trace.inputs import BoundInputs
@@ -17,10 +19,14 @@ LossFn = Callable[..., Tensor]
 
 @dataclass
 class Outcome:
-    """What `Root.forward` found: position of the loss among its results, and whether it is a stand-in."""
+    """What `Root.forward` found: position of the loss among its results, and whether it is a stand-in.
+
+    `draws`: whether the model drew from Python's or numpy's random numbers, which a trace has as they were.
+    """
 
     loss_at: int | None = None
     stands_in: bool = False
+    draws: bool = False
 
 
 class Root(nn.Module):
@@ -36,24 +42,31 @@ class Root(nn.Module):
         self.model = model
         self.outcome = Outcome()
         self._inputs = inputs
-        self._loss_fn = loss_fn
+        self._loss_fns = () if loss_fn is None else (loss_fn,)  # a module in a tuple is no submodule
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Tensors in the order of `BoundInputs.names` -> every tensor the model returns (and the loss)."""
         args, kwargs, extra = self._inputs.call(tensors)
+        before = _random_state()
         output = self.model(*args, **kwargs)
+        self.outcome.draws |= _random_state() != before
         nested = flatten(output)
         found = {p: v for p, v in zip(nested.paths, nested.leaves, strict=True) if isinstance(v, Tensor)}
         results = list(found.values())
         self.outcome.loss_at = _scalar(found)
-        if self.outcome.loss_at is None and self._loss_fn is not None:
+        for loss_fn in self._loss_fns if self.outcome.loss_at is None else ():
             named = dict(zip(self._inputs.names, tensors, strict=True)) | extra
-            results.append(self._loss_fn(output, **_wanted(self._loss_fn, named)))
+            results.append(loss_fn(output, **_wanted(loss_fn, named)))
             self.outcome.loss_at = len(results) - 1
         if self.outcome.loss_at is None:
             results.append(_sum([r for r in results if r.is_floating_point()]))
             self.outcome.stands_in = True
         return tuple(results)
+
+
+def _random_state() -> tuple[Any, ...]:
+    numpy: Any = np.random.get_state()
+    return random.getstate(), numpy[1].tobytes(), numpy[2:]
 
 
 def _scalar(found: dict[str, Tensor]) -> int | None:
@@ -63,7 +76,8 @@ def _scalar(found: dict[str, Tensor]) -> int | None:
 
 
 def _wanted(loss_fn: LossFn, named: dict[str, Any]) -> dict[str, Any]:
-    parameters = list(inspect.signature(loss_fn).parameters.values())
+    called = loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn
+    parameters = list(inspect.signature(called).parameters.values())
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return named
     return {p.name: named[p.name] for p in parameters[1:] if p.name in named}

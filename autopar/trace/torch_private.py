@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch._dispatch.python import no_python_dispatcher
+from torch._functorch import utils as functorch_utils
 from torch.export._trace import _compiling_state_context  # type: ignore[attr-defined]
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -32,6 +35,27 @@ def off_the_record() -> Iterator[None]:
             yield
     finally:
         compiler._is_compiling_flag, compiler._is_exporting_flag = flags
+
+
+@contextmanager
+def functions_seen(see: Callable[[Any, Sequence[Any]], None]) -> Iterator[None]:
+    """Inside, `see` is told the class and the arguments of each `autograd.Function` before it is applied."""
+    last_step = functorch_utils.unwrap_dead_wrappers  # of `Function.apply`, which itself may lie about as `f = F.apply`
+
+    def told(args: Any) -> Any:
+        see(sys._getframe(1).f_locals["cls"], args)
+        return last_step(args)
+
+    functorch_utils.unwrap_dead_wrappers = told
+    try:
+        yield
+    finally:
+        functorch_utils.unwrap_dead_wrappers = last_step
+
+
+def hint_of(size: Any) -> int:
+    """The number that a size has while it is traced, which may be a symbol; asking binds it to nothing."""
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
 
 
 def storage_id(tensor: Tensor) -> int:
@@ -81,5 +105,7 @@ def taken_apart(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 CONSTRUCTORS: frozenset[Any] = frozenset(_device_constructors())
 """Functions that make tensors of numbers and take the device on which."""
+MODULE_HOOK = BackwardHookFunction
+"""The function that modules with hooks on their gradients pass their tensors through."""
 HIGHER_ORDER = torch._ops.HigherOrderOperator
 OVERLOAD = torch._ops.OpOverload

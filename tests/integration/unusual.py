@@ -171,6 +171,32 @@ class Odd(nn.Module):
         return self.second(self.odd(self.first(x))).pow(2).mean()  # type: ignore[no-any-return]
 
 
+class Reversed(torch.autograd.Function):
+    """What it is given; the gradient turned round and doubled."""
+
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        return -2 * gradient
+
+
+class Turning(nn.Module):
+    """Turns the gradient round, and makes it three times as large by a hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.inner(x))
+        if y.requires_grad:
+            y.register_hook(lambda gradient: 3 * gradient)
+        return Reversed.apply(y)  # type: ignore[no-any-return,no-untyped-call]
+
+
 class Places(nn.Module):
     """Weights made from positions alone: a layer and what goes into it have no samples."""
 
@@ -202,6 +228,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "embedding twice": (Twice, {"source": _ids(), "target": _ids(), "labels": _ids()}),
     "keywords only": (KeywordsOnly, {"batch": {"x": _x(), "y": _x(4)}, "power": 2}),
     "experts": (lambda: Odd(Experts), {"x": torch.zeros(2, 4, WIDTH)}),
+    "own gradients": (lambda: Odd(Turning), {"x": torch.zeros(2, 4, WIDTH)}),
     "weights of places": (Places, {"x": _x()}),
     "dataclass": (Dataclass, {"x": _x(), "y": _x(4)}),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autopar.errors import ConfigError
+from autopar.errors import ConfigError, TraceError
 from autopar.trace import load_model, trace
 from autopar.trace.inputs import bind
 from tests.trace.interpreter import largest_difference, run_graph
@@ -226,3 +227,45 @@ def test_depth_costs_little() -> None:
     _trace_seconds(2)
     least = {layers: min(_trace_seconds(layers)[0] for _ in range(3)) for layers in (8, 80)}
     assert least[80] <= 2 * least[8]
+
+
+class _ClassWeights(nn.CrossEntropyLoss):
+    """A loss that is a module with a tensor of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(weight=torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("bound", [False, True], ids=["module", "closure"])
+def test_small_tensors_of_a_loss(bound: bool) -> None:
+    """A loss may bring a few numbers, as its buffer or from around it, and takes keywords by its forward's names."""
+    torch.manual_seed(0)
+    weights = _ClassWeights()
+    loss_fn: Any = (lambda out, target: F.cross_entropy(out, target, weights.weight)) if bound else weights
+    model = nn.Linear(4, 3).double()
+    batch = {"input": torch.randn(6, 4, dtype=torch.float64), "target": torch.randint(0, 3, (6,))}
+    graph = trace(model, batch, loss_fn=loss_fn)
+    assert largest_difference(graph, model, batch, weights(model(batch["input"]), batch["target"]), 6) < 1e-12
+
+
+class _Clamping(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.clamp_(-0.1, 0.1)
+        return super().forward(x).pow(2).mean()
+
+
+def test_parameters_are_not_changed_by_forward() -> None:
+    """A forward that changes a parameter in place is refused by name: its gradient would be lost."""
+    with pytest.raises(TraceError, match=r"changes parameters \(weight\)"):
+        trace(_Clamping(4, 3), (torch.zeros(2, 4),))
+
+
+class _Dice(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).pow(2).mean() * random.random()
+
+
+def test_random_numbers_of_python_are_said() -> None:
+    """A forward that draws outside of torch is traced with what it drew, and the plan says so."""
+    assert any("drew once" in said for said in trace(_Dice(4, 3), (torch.zeros(2, 4),)).assumptions)

@@ -13,8 +13,10 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from autopar.trace.known.instead import INSTEAD
+from autopar.trace.own_gradients import OwnGradientError
 from autopar.trace.torch_private import CONSTRUCTORS, off_the_record
 
 SPELLED_OUT = 64
@@ -44,10 +46,13 @@ class Known(TorchFunctionMode):
         super().__init__()
         self._traced: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
         self._values: dict[int, Tensor] = {}
+        self._made: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call `func`, or what stands for it."""
         kwargs = kwargs or {}
+        if func is Tensor.register_hook and args[0].is_meta:
+            raise OwnGradientError("a hook may change the gradient of a tensor")
         if func in _LITERALS and len(args) == 1:  # wherever it is put, what it meets is on meta
             made = self._literal(args[0], kwargs.get("dtype"))
             return func(*args, **kwargs) if made is None else made
@@ -55,6 +60,10 @@ class Known(TorchFunctionMode):
             kwargs = {**kwargs, "device": "meta"}  # wherever it says, or nowhere: the plan puts it with all else
         if torch.compiler.is_exporting():
             func = INSTEAD.get(func, func)
+        if torch.compiler.is_exporting() and any(
+            isinstance(a, Tensor) and a.is_meta for a in (*args, *kwargs.values())
+        ):
+            args, kwargs = tuple(map(self._brought, args)), {k: self._brought(v) for k, v in kwargs.items()}
         if func in _INDEXING and args[0].is_meta:
             args = (args[0], self._index(args[1]), *args[2:])
         if func in _NUMBERED:
@@ -137,6 +146,17 @@ class Known(TorchFunctionMode):
         made = _filled(numbers, lambda number: torch.full((), number, dtype=value.dtype, device="meta"))
         self._know(made, value)
         return made
+
+    def _brought(self, data: Any) -> Any:
+        """A small tensor that forward or the loss brings along, with data, as ops that make it; else `data`."""
+        if type(data) is not Tensor or data.is_meta or data.requires_grad or data.is_complex():
+            return data
+        made: Tensor | None = self._made.get(data)
+        if made is None and 0 < data.numel() <= SPELLED_OUT:
+            with off_the_record():
+                numbers = data.tolist()
+            made = self._made[data] = self._literal(numbers, data.dtype)
+        return data if made is None else made
 
     def _index(self, given: Any) -> Any:
         """An index with its lists as tensors, lists of one number (which keep their dim) as slices."""

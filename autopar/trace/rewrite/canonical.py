@@ -9,7 +9,7 @@ import torch
 
 from autopar.errors import TraceError
 from autopar.graph import Argument, DeviceArg, Dtype, Extent, Op, Ref, TensorSpec
-from autopar.trace.flat import BUFFER, BlockCall, Flat, Item, body, rename_item, renamed_ends
+from autopar.trace.flat import BUFFER, PARAM, BlockCall, Flat, Item, body, rename_item, renamed_ends
 from autopar.trace.rewrite.updates import (
     functional_batch_norm,
     updates_statistics,
@@ -121,7 +121,7 @@ def _size(e: Extent) -> Argument:
 def functional(flat: Flat) -> Flat:
     """In-place ops made functional: later readers of a changed value read the result; `updates` has changed buffers.
 
-    Raises TraceError where something is written through what may or may not be a view.
+    Raises TraceError where a parameter is written, or something through what may or may not be a view.
     """
     names: dict[str, str] = {}
     items: list[Item] = []
@@ -152,6 +152,11 @@ def functional(flat: Flat) -> Flat:
         elif isinstance(original, Op):
             writes.note(original)
         items.append(item)
+    if held := [name.removeprefix(PARAM) for name in names if name.startswith(PARAM)]:
+        raise TraceError(
+            f"forward changes parameters ({', '.join(held[:3])}), which a plan keeps for the whole step. "
+            "Change them between steps, or compute with a changed copy."
+        )
     updates = {buffer: value for buffer, value in names.items() if buffer.startswith(BUFFER)}
     flat = replace(renamed_ends(flat, tuple(items), names), values=values)
     return with_block_updates(replace(flat, updates=updates))
