@@ -79,7 +79,7 @@ def _random(like: Tensor) -> Tensor:
 def _gradients(call: Any, given: Sequence[Any]) -> list[Tensor]:
     """Of a random sum of all results, with respect to every operand that wants one."""
     own = [x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in given]
-    made = call(*own)
+    made = call(*(x.clone() if isinstance(x, Tensor) else x for x in own))  # which forward may change in place
     results = [r for r in (made if isinstance(made, tuple) else (made,)) if isinstance(r, Tensor) and r.requires_grad]
     leaves = [x for x in own if isinstance(x, Tensor) and x.requires_grad]
     torch.manual_seed(1)
