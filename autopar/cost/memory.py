@@ -56,6 +56,7 @@ def layer_memory(
     hosted: bool = False,
     model_share: float = 1.0,
     next_elements: int | None = None,
+    again: bool = True,
 ) -> LayerMemory:
     """Memory of a lowered layer at a global microbatch of `batch` samples, in a pipeline if `staged`.
 
@@ -63,9 +64,10 @@ def layer_memory(
 
     `walked`: the program's activations. `model_share`: how many times the layer's parameters those of the model, or of
     a stage, are; `next_elements`: of those of the layer before, whose backward is next; None for as many.
+    `again`: whether ZeRO 3 gathers parameters for the backward pass, too.
     """
     states = [parameter_bytes(p, policy, optimizer, staged, hosted) for p in parameters]
-    gathers = _gathers(parameters, policy, staged, next_elements)
+    gathers = _gathers(parameters, policy, staged, next_elements, again)
     saved = walked.saved + round(sum(s.gathered for s in states))
     buffers = sum(_buffer_bytes(program, name, batch) for name in program.buffers)
     apart = params_put_off(program)
@@ -106,7 +108,7 @@ class _Gathers:
 
 
 def _gathers(
-    parameters: Sequence[HeldParameter], policy: DtypePolicy, staged: bool, next_elements: int | None
+    parameters: Sequence[HeldParameter], policy: DtypePolicy, staged: bool, next_elements: int | None, again: bool
 ) -> _Gathers:
     """Parameters are gathered into a flat buffer, which stays until the next layer's is used, and copied out of it.
 
@@ -129,10 +131,11 @@ def _gathers(
         return _Gathers(3 * gathered, gathered, 0, scattered, whole + scattered, scattered)
     elements = sum(p.elements for p in mine)
     following = gathered if next_elements is None else round(gathered * next_elements / elements)
-    entering = gathered + 2 * following
+    own = gathered if again else 0
+    entering = own + 2 * following
     if staged:
-        return _Gathers(4 * gathered, 3 * gathered, entering, gathered + following, gathered + following, scattered)
-    backward = gathered + following + scattered
+        return _Gathers(4 * gathered, 3 * gathered, entering, own + following, gathered + following, scattered)
+    backward = own + following + scattered
     return _Gathers(3 * gathered, 2 * gathered, entering, backward, following + whole + scattered, scattered)
 
 

@@ -30,11 +30,13 @@ def sync_demand(
     policy: DtypePolicy,
     microbatches: int = 1,
     staged: bool = False,
+    again: bool = True,
 ) -> SyncDemand:
     """Demand of synchronising `elements` local parameters kept as `storage` says.
 
     ZeRO 0: all-reduce of the gradients once a step. 1: reduce-scatter and all-gather once a step. 2 and 3 (FSDP2): in
-    every microbatch a gather for the forward, in 3 another for the backward, and a reduce-scatter; in a stage of a
+    every microbatch a gather for the forward, in 3 another for the backward (where it gathers `again`), and a
+    reduce-scatter; in a stage of a
     pipeline (`staged`) gradients are added up whole and scattered once a step. Gradients travel in `policy.gradients`,
     gathered parameters in `policy.compute`; a sum that no scatter does is an all-reduce once a step, of shards where
     they have been scattered.
@@ -52,7 +54,7 @@ def sync_demand(
     added = _added(elements, policy) if trained and microbatches > 1 else ()
     if storage.keeper is Keeper.FSDP:
         pack = (copy_key((elements,), policy.gradients),) if scatter else ()
-        again = storage.zero == 3
+        again = again and storage.zero == 3
         unpack = copy_key((elements,), policy.compute)
         at_once = () if staged else scatter
         micro = Demand(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from autopar.emit.layers import LayerCode, LayerModule, StageModule
 
@@ -35,4 +36,6 @@ def compile_layers(stages: Iterable[StageModule], options: Mapping[str, Any]) ->
     for stage in stages:
         for layer in stage.modules():
             if isinstance(layer, LayerModule):
+                if isinstance(layer, FSDPModule):
+                    layer.set_unshard_in_backward(True)  # what compiled code keeps for it isn't known
                 layer.code = made.setdefault(id(layer.code), CompiledCode(layer.code, options))

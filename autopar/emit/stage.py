@@ -27,6 +27,7 @@ from autopar.emit.storage import Storage, parameter_uses, plan_storage, shard
 from autopar.graph import REPLICATE, Layout, OpGraph
 from autopar.plan import PlanRecord, StagePlan
 from autopar.schedules import SPLIT
+from autopar.shard.gathering import backward_reads_parameters
 from autopar.shard.host import host_memory
 from autopar.shard.localize import groups_of
 from autopar.shard.storage import Keeper
@@ -207,6 +208,8 @@ class Builder:
                 turns = self.link is None and layer is modules[-1]  # its backward pass follows at once
                 freed = placement.strategy.zero == 3 and not turns
                 fully_shard(layer, mesh=line, reshard_after_forward=freed, mp_policy=precision)
+                again = self.source is not None or backward_reads_parameters(placement.program)
+                layer.set_unshard_in_backward(again)  # type: ignore[operator]
         own = next((self.storages[n].chunk_axes for n, (holder, _) in held.items() if holder is stage), None)
         line = self.groups.line(own or self.groups.all_axes)
         fully_shard(stage, mesh=line, reshard_after_forward=False, mp_policy=precision)

@@ -5,23 +5,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import foreach_all_gather
 
+from autopar.cost.demand import Demand
 from autopar.cost.states import StateBytes, held_parameters, parameter_bytes
 from autopar.emit import runtime as runtimes
 from autopar.emit.build import emit
 from autopar.emit.groups import StageGroups
 from autopar.emit.parameters import StageParameter, local, reduce_gradients
 from autopar.emit.placements import place_layers
-from autopar.graph import BROADCAST, REPLICATE, OpGraph
+from autopar.formulate.record.carried import carried_work
+from autopar.graph import BROADCAST, REPLICATE, CollectiveKey, OpGraph
 from autopar.plan import POLICIES, LayerStrategy, PlanRecord
 from autopar.trace.capture import trace
 from tests.emit.handmade import data_parallel, mesh_of, record_of
+from tests.emit.test_pipeline import batch, rows
+from tests.integration.models import example, traced
+from tests.integration.staged import one_stage
 from tests.pool import Pool
 
 CASES, BATCH, IN, OUT = 10, 8, 12, 6
@@ -118,3 +126,36 @@ def test_allocated_bytes_are_those_predicted(pool: Pool, dtype: str) -> None:
     for i, record in enumerate(records):
         found = tuple(max(column) for column in zip(*(rank[i] for rank in ranks), strict=True))
         assert found == predicted(graph, record), record.stages[0]
+
+
+def gathered(name: str, record: PlanRecord) -> int:
+    """Bytes of parameters that FSDP2 gathers on a rank in a training step."""
+    pm = emit(record, traced(name), example(name)[0], device="cpu")
+    mine = rows(pm, batch(name))
+    pm.train_step(**mine)  # FSDP2 finds out in which order layers run
+    found = 0
+
+    def watched(parameters: list[Any], *others: Any) -> Any:
+        nonlocal found
+        found += sum(p.sharded_param.nbytes for p in parameters)
+        return foreach_all_gather(parameters, *others)
+
+    with patch.object(_fsdp_param_group, "foreach_all_gather", watched):
+        pm.train_step(**mine)
+    return found
+
+
+@pytest.mark.parametrize("text", ["", ",recompute=full", ",layers=0:zero=2"])
+@pytest.mark.parametrize("name", ["deep llama", "deep gpt"])
+def test_gathers_are_those_priced(pool: Pool, name: str, text: str) -> None:
+    """Under ZeRO 3 as many bytes are gathered as prices are made of: embeddings once unless they run again, blocks
+    twice, the last layer and what layers share once."""
+    record = one_stage(traced(name), f"dp=2,microbatch_size=8,zero=3{text}", 2, 16)
+    works = zip(record.costs.layers, carried_work(record.costs), strict=True)
+    keys = [(cost.count, k) for cost, work in works for k in collectives(work.micro_sync)]
+    priced = sum(count * key.bytes for count, key in keys if key.kind == "all_gather")
+    assert pool.run(2, gathered, name, record) == [priced] * 2
+
+
+def collectives(demand: Demand) -> tuple[CollectiveKey, ...]:
+    return (*demand.forward_collectives, *demand.backward_collectives)

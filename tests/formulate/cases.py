@@ -23,7 +23,7 @@ from autopar.formulate.layers.labels import LabelSpace, label_space
 from autopar.formulate.layers.rates import ParameterRates
 from autopar.formulate.layers.relayout_prices import RelayoutPrices
 from autopar.formulate.layers.runs import LayerRun, layer_runs
-from autopar.formulate.layers.storing import storage_costs
+from autopar.formulate.layers.storing import gathered_again, storage_costs
 from autopar.formulate.layers.tables import Mode, Part, Setting, label_graph, passing_seconds, space_costs
 from autopar.formulate.pins import Pins
 from autopar.formulate.planner import Planner
@@ -176,7 +176,8 @@ def _parameters_s(laid: Laid, strategy: LayerStrategy, program: Program) -> floa
     for name, owned in zip(laid.run.layer.params, laid.run.around.owned, strict=True):
         spec, layout = laid.run.layer.values[name], program.layouts[name]
         if owned:
-            rate = laid.rates.of(parameter_storage(spec, layout, data_axes, strategy.zero), spec)
+            again = gathered_again(laid.run.layer, laid.run.around, name, laid.setting.staged)
+            rate = laid.rates.of(parameter_storage(spec, layout, data_axes, strategy.zero), spec, again)
             elements = prod(local_shape(spec, 1, layout, laid.setting.sizes))
             total += elements * (laid.setting.num_microbatches * rate.micro_s + rate.step_s)
     return total

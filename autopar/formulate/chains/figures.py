@@ -24,6 +24,7 @@ from autopar.formulate.layers.tables import Setting
 from autopar.formulate.pipelines.stages import batch_bytes
 from autopar.graph import LayerClass
 from autopar.plan import DtypePolicy, LayerStrategy
+from autopar.shard.gathering import backward_reads_parameters
 from autopar.shard.lower import lower
 from autopar.shard.program import Program
 from autopar.shard.storage import ParameterStorage
@@ -87,13 +88,15 @@ def layer_work(
     uses = Uses(_unmarked(layer, around.owned), _unmarked(layer, around.graded),
                 frozenset(() if setting.staged else around.tied))  # fmt: skip
     parameters = held_parameters(known.program, strategy.data_axes(around.entry.batch_dim), strategy.zero, uses)
-    micro, step = _sync(parameters, setting, policy)
+    turns = around.last and not setting.staged  # its backward pass follows at once
+    again = backward_reads_parameters(known.program)
+    micro, step = _sync(parameters, setting, policy, again and not turns)
     updated = [prod(p.stored) for p in parameters if p.owned and p.trained]
     hosted = strategy.offload == "optimizer"
     memory = layer_memory(
         known.program, setting.batch, policy, optimizer, parameters, known.activations, hosted=hosted,
         staged=setting.staged, model_share=_times_own(run, run.model_elements) / setting.groups,
-        next_elements=run.elements_before if run.count == 1 else None,
+        next_elements=run.elements_before if run.count == 1 else None, again=again,
     )  # fmt: skip
     memory = replace(memory, inputs=_inputs_bytes(run, strategy, setting))
     update = (step_demand if hosted else optimizer_demand)(updated, policy, optimizer)
@@ -126,13 +129,18 @@ def _passing(run: LayerRun, strategy: LayerStrategy, setting: Setting) -> Demand
     return Demand.joined(parts)
 
 
-def _sync(parameters: Sequence[HeldParameter], setting: Setting, policy: DtypePolicy) -> tuple[Demand, Demand]:
-    """Demand of synchronising a layer's parameters, those kept alike together, in every microbatch and once a step."""
-    elements: dict[tuple[ParameterStorage, bool], int] = defaultdict(int)
+def _sync(
+    parameters: Sequence[HeldParameter], setting: Setting, policy: DtypePolicy, again: bool
+) -> tuple[Demand, Demand]:
+    """Demand of synchronising a layer's parameters, those kept alike together, in every microbatch and once a step.
+
+    `again`: whether ZeRO 3 gathers those that are not shared for the backward pass, too.
+    """
+    elements: dict[tuple[ParameterStorage, bool, bool], int] = defaultdict(int)
     for p in parameters:
-        elements[p.storage, p.trained] += prod(p.shape) if p.owned else 0
+        elements[p.storage, p.trained, again and not p.shared] += prod(p.shape) if p.owned else 0
     found = [
-        sync_demand(count, storage, trained, setting.mesh, policy, setting.num_microbatches, setting.staged)
-        for (storage, trained), count in elements.items()
+        sync_demand(count, storage, trained, setting.mesh, policy, setting.num_microbatches, setting.staged, twice)
+        for (storage, trained, twice), count in elements.items()
     ]
     return Demand.joined([f.micro for f in found]), Demand.joined([f.step for f in found])

@@ -53,25 +53,29 @@ class ParameterRates:
         self._rate = lru_cache(maxsize=None)(self._compute)
         self._tables: dict[object, Floats] = {}
 
-    def of(self, storage: ParameterStorage, spec: TensorSpec) -> Rate:
-        """Rate of a parameter kept as `storage` says."""
-        return self._rate(storage, spec.requires_grad, spec.dtype)
+    def of(self, storage: ParameterStorage, spec: TensorSpec, again: bool = True) -> Rate:
+        """Rate of a parameter kept as `storage` says; `again`: gathered for the backward pass, too, under ZeRO 3."""
+        return self._rate(storage, spec.requires_grad, spec.dtype, again or storage.zero != 3)
 
-    def table(self, spec: TensorSpec, layouts: tuple[Layout | None, ...], zero: int, data_axes: Axes) -> Floats:
+    def table(
+        self, spec: TensorSpec, layouts: tuple[Layout | None, ...], zero: int, data_axes: Axes, again: bool
+    ) -> Floats:
         """(3, layouts): rates of a parameter that layers read in each layout; inf seconds where there is none."""
-        key = (layouts, bool(spec.shape), spec.requires_grad, spec.dtype, zero, data_axes)
+        key = (layouts, bool(spec.shape), spec.requires_grad, spec.dtype, zero, data_axes, again)
         if key not in self._tables:
-            rows = [self._row(spec, layout, zero, data_axes) for layout in layouts]
+            rows = [self._row(spec, layout, zero, data_axes, again) for layout in layouts]
             self._tables[key] = np.array(rows, dtype=np.float64).reshape(-1, 3).T
         return self._tables[key]
 
-    def _row(self, spec: TensorSpec, layout: Layout | None, zero: int, data_axes: Axes) -> tuple[float, float, float]:
+    def _row(
+        self, spec: TensorSpec, layout: Layout | None, zero: int, data_axes: Axes, again: bool
+    ) -> tuple[float, float, float]:
         if layout is None:
             return np.inf, 0.0, 0.0
-        rate = self.of(parameter_storage(spec, layout, data_axes, zero), spec)
+        rate = self.of(parameter_storage(spec, layout, data_axes, zero), spec, again)
         return rate.micro_s, rate.step_s, rate.held_bytes
 
-    def _compute(self, storage: ParameterStorage, trained: bool, dtype: str) -> Rate:
+    def _compute(self, storage: ParameterStorage, trained: bool, dtype: str, again: bool) -> Rate:
         ways = storage.ways(tuple(axis.size for axis in self._mesh))
         states = state_bytes(1.0, 1.0 / ways, storage, trained, dtype, self._policy, self._optimizer, self._staged)
         held = (
@@ -82,7 +86,9 @@ class ParameterRates:
         )
         micro, step = [], []
         for elements in (self._elements, 2 * self._elements):
-            sync = sync_demand(elements, storage, trained, self._mesh, self._policy, self._microbatches, self._staged)
+            sync = sync_demand(
+                elements, storage, trained, self._mesh, self._policy, self._microbatches, self._staged, again
+            )
             updated = optimizer_demand([elements // ways] if trained else [], self._policy, self._optimizer)
             micro.append(sync.micro)
             step.append(Demand.joined([sync.step, updated]))

@@ -13,8 +13,9 @@ from autopar.formulate.layers.labels import LabelSpace
 from autopar.formulate.layers.rates import ParameterRates
 from autopar.formulate.layers.runs import Surroundings
 from autopar.formulate.layers.tables import Array, Mode, Setting
-from autopar.graph import Layout, TensorSpec, local_shape
+from autopar.graph import LayerClass, Layout, TensorSpec, local_shape
 from autopar.plan import data_axes_of
+from autopar.shard.gathering import may_spare_parameters
 from autopar.shard.storage import parameter_storage
 
 
@@ -35,10 +36,21 @@ def storage_costs(
         if around.owned[space.layer.params.index(stored.param)]:
             spec, layouts = space.layer.values[stored.param], stored.home.layouts
             elements = _elements(spec, layouts, setting.sizes)
-            each = np.array([rates.table(spec, layouts, *w) for w in ways])
+            again = gathered_again(space.layer, around, stored.param, setting.staged)
+            each = np.array([rates.table(spec, layouts, *w, again) for w in ways])
             each[:, 0] *= setting.num_microbatches
             found.append((stored.home.variable, (weights[:, :, None] * each[way]).sum(axis=1) * elements))
     return found
+
+
+def gathered_again(layer: LayerClass, around: Surroundings, param: str, staged: bool) -> bool:
+    """Whether ZeRO 3 gathers a parameter for the backward pass, too, under every strategy.
+
+    It spares those that the backward pass doesn't read and, but in a pipeline (`staged`), the last layer's and those
+    that layers share.
+    """
+    once = not staged and (around.last or param in around.tied)
+    return not (once or may_spare_parameters(layer))
 
 
 @lru_cache(maxsize=1 << 14)
