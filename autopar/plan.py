@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,8 @@ class LayerStrategy:
     the layout it is stored in. `zero`: 0 replicated over the data axes, 1 optimizer state sharded, 2 and gradients,
     3 and parameters. `recompute`: `none`, `full`, or `selective` for the cores of attention alone
     (shard/regions.py). `offload`: what is kept in the host's memory: `none`, `activations` (what is saved for the
-    backward pass) or `optimizer` (parameters as they are stored, and optimizer states).
+    backward pass) or `optimizer` (parameters as they are stored, and optimizer states). `zero_group`: over how many
+    neighbouring ones of the ranks that share the batch ZeRO shards, 0 = all.
     """
 
     entry: Layout
@@ -54,10 +57,27 @@ class LayerStrategy:
     zero: int = 0
     recompute: str = "none"
     offload: str = "none"
+    zero_group: int = 0
 
     def data_axes(self, batch_dim: int | None) -> tuple[int, ...]:
-        """Axes over which ZeRO shards: those that split the batch dim of the main value at the layer's entry."""
+        """Axes that split the batch dim of the main value at the layer's entry."""
         return data_axes_of(self.entry, batch_dim)
+
+    def zero_axes(self, batch_dim: int | None, sizes: Sequence[int]) -> tuple[int, ...]:
+        """Axes over which ZeRO shards: all data axes, or the inner ones that make a group; `sizes` of the mesh.
+
+        Raises PlanError where none of them make one.
+        """
+        axes = self.data_axes(batch_dim)
+        if not self.zero_group:
+            return axes
+        for first in range(len(axes) + 1):
+            if prod(sizes[a] for a in axes[first:]) == self.zero_group:
+                return axes[first:]
+        raise PlanError(
+            f"ZeRO over groups of {self.zero_group} ranks: the batch is split over axes of sizes "
+            f"{[sizes[a] for a in axes]}, of which no inner ones make that. Make the plan anew."
+        )
 
 
 def data_axes_of(layout: Layout, batch_dim: int | None) -> tuple[int, ...]:

@@ -60,12 +60,12 @@ class Uses:
     shared: frozenset[str] = frozenset()
 
 
-def held_parameters(program: Program, data_axes: Axes, zero: int, uses: Uses = Uses()) -> list[HeldParameter]:
+def held_parameters(program: Program, zero_axes: Axes, zero: int, uses: Uses = Uses()) -> list[HeldParameter]:
     """The parameters of a lowered layer."""
     found = []
     for name in program.params:
         spec, layout = program.values[name], program.layouts[name]
-        storage = parameter_storage(spec, layout, data_axes, zero)
+        storage = parameter_storage(spec, layout, zero_axes, zero)
         shape = local_shape(spec, 1, layout, program.axis_sizes)
         stored = dealt_shape(shape, storage.ways(program.axis_sizes))
         counts = (name not in uses.foreign, name not in uses.pending, name in uses.shared)

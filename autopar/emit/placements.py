@@ -32,12 +32,13 @@ def lower_stage(graph: OpGraph, stage: StagePlan) -> list[Program]:
 
 @dataclass(frozen=True)
 class Placement:
-    """A layer of the stage with its strategy, program and data axes."""
+    """A layer of the stage with its strategy, program, data axes and those of them that ZeRO shards over."""
 
     layer: Layer
     strategy: LayerStrategy
     program: Program
     data_axes: Axes
+    zero_axes: Axes
 
     @property
     def visit(self) -> Visit:
@@ -53,7 +54,8 @@ def place_layers(graph: OpGraph, stage: StagePlan) -> list[Placement]:
     for i, program in enumerate(lower_stage(graph, stage)):
         strategy = stage.strategies[stage.assignment[i]]
         batch_dim = graph.values[graph.cuts[stage.first_layer + i].main].batch_dim
-        found.append(Placement(graph.layers[stage.first_layer + i], strategy, program, strategy.data_axes(batch_dim)))
+        axes = strategy.data_axes(batch_dim), strategy.zero_axes(batch_dim, program.axis_sizes)
+        found.append(Placement(graph.layers[stage.first_layer + i], strategy, program, *axes))
     return found
 
 

@@ -100,7 +100,7 @@ class Builder:
         if self.groups.ways(self.groups.all_axes) == 1:
             return
         wanted = {axes for p in self.placements for axes in groups_of(p.program)}
-        wanted |= {p.data_axes for p in self.placements} | {self.groups.all_axes}
+        wanted |= {axes for p in self.placements for axes in (p.data_axes, p.zero_axes)} | {self.groups.all_axes}
         for storage in self.storages.values():
             wanted |= {*storage.mesh_dims(self.groups), storage.chunk_axes, storage.sum_axes, storage.remaining_axes}
         for axes in sorted(wanted - {()}):
@@ -204,7 +204,7 @@ class Builder:
         )
         for placement, layer in zip(self.placements, modules, strict=True):
             if any(holder is layer for holder, _ in held.values()):
-                line = self.groups.line(placement.data_axes)
+                line = self.groups.line(placement.zero_axes)
                 turns = self.link is None and layer is modules[-1]  # its backward pass follows at once
                 freed = placement.strategy.zero == 3 and not turns
                 fully_shard(layer, mesh=line, reshard_after_forward=freed, mp_policy=precision)
@@ -235,7 +235,7 @@ def plan_storages(graph: OpGraph, placements: list[Placement], record: PlanRecor
 
     FSDP2 has one mesh for the parameters that several layers share: those that need another are kept by us.
     """
-    uses = parameter_uses(graph, ((p.layer, p.strategy, p.data_axes, p.program.layouts) for p in placements))
+    uses = parameter_uses(graph, ((p.layer, p.strategy, p.zero_axes, p.program.layouts) for p in placements))
     found = {n: plan_storage(n, spec, uses[n], record.request.policy, axes) for n, spec in graph.params.items()}
     several = shared_parameters(placements)
     shared = [s for n, s in found.items() if n in several and s.keeper is Keeper.FSDP]

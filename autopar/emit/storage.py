@@ -89,12 +89,12 @@ def shard(whole: Tensor, layout: Layout, groups: StageGroups) -> Tensor:
 
 @dataclass(frozen=True)
 class Use:
-    """One use of a parameter: the layer, its strategy, the layout its program wants, the data axes of the layer."""
+    """One use of a parameter: the layer, its strategy, the layout its program wants, the axes ZeRO shards over."""
 
     layer: Layer
     strategy: LayerStrategy
     layout: Layout
-    data_axes: Axes
+    zero_axes: Axes
 
 
 UNUSED = ParameterStorage((), (), 0)
@@ -110,7 +110,7 @@ def plan_storage(name: str, spec: TensorSpec, uses: list[Use], policy: DtypePoli
                 f"parameter {name} is to be stored as {layout_text(layout)!r} for layer {uses[0].layer.name} and as "
                 f"{layout_text(use.layout)!r} for {use.layer.name}; all uses need one layout. Make the plan anew."
             )
-    kept = parameter_storage(spec, layout, uses[0].data_axes, uses[0].strategy.zero) if uses else UNUSED
+    kept = parameter_storage(spec, layout, uses[0].zero_axes, uses[0].strategy.zero) if uses else UNUSED
     compute = getattr(torch, spec.dtype)
     return Storage(
         kept.chunk_axes, kept.sum_axes, kept.zero, name, spec.shape_at(1), _stored(compute, policy.parameters),
@@ -128,9 +128,9 @@ def _stored(compute: torch.dtype, policy: str) -> torch.dtype:
 def parameter_uses(
     graph: OpGraph, layers: Iterable[tuple[Layer, LayerStrategy, Axes, dict[str, Layout]]]
 ) -> dict[str, list[Use]]:
-    """Every use of every parameter; `layers` gives layer, strategy, data axes and the layouts of its program."""
+    """Every use of every parameter; `layers` gives layer, strategy, axes of ZeRO and the layouts of its program."""
     uses: dict[str, list[Use]] = {name: [] for name in graph.params}
-    for layer, strategy, data_axes, layouts in layers:
+    for layer, strategy, zero_axes, layouts in layers:
         for name, local in zip(layer.params, graph.classes[layer.class_index].params, strict=True):
-            uses[name].append(Use(layer, strategy, layouts[local], data_axes))
+            uses[name].append(Use(layer, strategy, layouts[local], zero_axes))
     return uses

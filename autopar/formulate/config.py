@@ -99,6 +99,20 @@ class ManualConfig:
             changes["dp"] = devices // (int(changes["tp"]) * self.cp * self.pp)
         return replace(self, layers="", **changes) if changes else replace(self, layers="")  # type: ignore[arg-type]
 
+    def grouped(self, node_devices: int) -> ManualConfig:
+        """The configuration with `zero_group` as a number of ranks, `all` where these are all replicas.
+
+        Raises ConfigError where they don't divide the replicas, or nothing is sharded.
+        """
+        if self.zero_group == "all":
+            return self
+        ranks = min(self.dp, max(1, node_devices // self.tp)) if self.zero_group == "node" else int(self.zero_group)
+        if self.dp % ranks:
+            raise ConfigError(f"zero_group={self.zero_group}: must divide dp = {self.dp}; give such a number, or all")
+        if not self.zero and not any(int(keys.get("zero", 0)) for _, _, keys in layer_ranges(self.layers)):
+            raise ConfigError(f"zero_group={self.zero_group}: only where states are sharded; give zero=1, 2 or 3, too")
+        return replace(self, zero_group="all" if ranks == self.dp else str(ranks))
+
     def fit(self, devices: int, global_batch: int, blocks: int) -> ManualConfig:
         """The configuration with `devices` filled in.
 

@@ -16,7 +16,7 @@ from time import monotonic
 from autopar.errors import ConfigError
 from autopar.formulate.pipelines.scenario import PipelineScenario, SolvedPipeline
 from autopar.formulate.record.assemble import Solved
-from autopar.formulate.record.offload import with_offload
+from autopar.formulate.record.rewritten import with_offload
 from autopar.formulate.scenario import StageScenario
 from autopar.formulate.sizes import searched
 from autopar.formulate.space import AnyScenario, Space

@@ -28,13 +28,19 @@ def search_meshes(cluster: Cluster, devices: int) -> tuple[tuple[MeshAxis, ...],
 
 
 def config_mesh(config: ManualConfig, blocks: int) -> tuple[MeshAxis, ...]:
-    """The mesh of a hand-written plan's stages, so fine that every block's tensor degree is a product of inner axes."""
+    """The mesh of a hand-written plan's stages, so fine that every block's tensor degree is a product of inner axes.
+
+    So are its groups of ZeRO, with the tensor degree inside them.
+    """
     devices = config.devices // config.pp
-    degrees = sorted({config.tp, *(config.for_block(i, config.devices).tp for i in range(blocks))})
+    own = [config, *(config.for_block(i, config.devices) for i in range(blocks))]
+    degrees = sorted({c.tp for c in own} | {c.tp * int(c.zero_group) for c in own if c.zero_group != "all"})
     sizes, inner = [], 1
     for degree in [*degrees, devices]:
         if degree % inner:
-            raise ConfigError(f"layers: tensor degrees {degrees} on {devices} devices must each divide the next")
+            raise ConfigError(
+                f"layers: tensor degrees and groups of ZeRO {degrees} on {devices} devices must each divide the next"
+            )
         sizes.append(degree // inner)
         inner = degree
     return mesh_of(tuple(reversed(sizes)))

@@ -23,8 +23,8 @@ from autopar.formulate.kinds import kind_of
 from autopar.formulate.layers.tables import Setting
 from autopar.formulate.leanest import leanest, size_text, tightest_stage
 from autopar.formulate.record.assemble import Solved, assemble
-from autopar.formulate.record.offload import with_offload
 from autopar.formulate.record.recost import require_fit
+from autopar.formulate.record.rewritten import with_offload, with_zero_group
 from autopar.formulate.record.straggler import with_straggler
 from autopar.formulate.record.whole import whole_ops
 from autopar.formulate.scenario import SolvedScenario
@@ -68,13 +68,14 @@ class Planner:
             if config is None:
                 tried = Sizes(self.space, self.limit_bytes, top, end_s).searched()
             else:
-                # what is offloaded counts once all is chosen
-                limit = self.limit_bytes if config.offload == "none" else None
+                config = config.grouped(self.cluster.devices_per_node)
+                # what is set later counts once all is chosen
+                limit = self.limit_bytes if (config.offload, config.zero_group) == ("none", "all") else None
                 scenarios = (self.space.configured(config, limit),)
                 tried = [Searched(self.request.devices, scenarios, searched(scenarios, top, end_s))]
         best = self._best(tried, top)
-        if config is not None and config.offload != "none":
-            best = [(self._with_offload(found, scenarios[0], config.offload), bound_s) for found, bound_s in best]
+        if config is not None:
+            best = [(self._completed(found, scenarios[0], config), bound_s) for found, bound_s in best]
         records = [self._record(found, bound_s, began) for found, bound_s in best]
         if config is None and not records and _proven(tried):
             records = self._on_host(top, end_s, began)
@@ -90,12 +91,12 @@ class Planner:
     def estimate(self, config: ManualConfig, straggler: float = 1.0) -> PlanRecord:
         """What a hand-written plan costs, feasible or not, if one device takes `straggler` times as long as others."""
         began = time.process_time()
+        config = config.grouped(self.cluster.devices_per_node)
         scenario = self.space.configured(config, None)
         solved = scenario.solve()
         if solved is None or (isinstance(solved, SolvedScenario) and solved.solution.status is not Status.OPTIMAL):
             raise ConfigError(f"config can't be laid out on this model: {scenario.name}. Change a degree.")
-        if config.offload != "none":
-            solved = self._with_offload(solved, scenario, config.offload)
+        solved = self._completed(solved, scenario, config)
         if straggler == 1.0:
             return self._record(solved, None, began)
         record = self._record(with_straggler(solved, straggler), None, began)
@@ -116,8 +117,12 @@ class Planner:
             kinds.setdefault(kind, (solved, bound / self._weight(devices)))
         return list(kinds.values())[:top]
 
-    def _with_offload(self, solved: Solved, scenario: AnyScenario, kind: str) -> Solved:
-        return with_offload(solved, scenario, kind, self.request.policy, self.request.optimizer)
+    def _completed(self, solved: Solved, scenario: AnyScenario, config: ManualConfig) -> Solved:
+        """The solution of a configuration with what this sets once all else is chosen."""
+        of = self.request.policy, self.request.optimizer
+        if config.zero_group != "all":
+            solved = with_zero_group(solved, scenario, int(config.zero_group), *of)
+        return solved if config.offload == "none" else with_offload(solved, scenario, config.offload, *of)
 
     def _on_host(self, top: int, end_s: float, began: float) -> list[PlanRecord]:
         """The best plans that fit with something in the host's memory."""

@@ -181,7 +181,6 @@ def _refuse_unsupported(config: ManualConfig) -> None:
     wanted = {
         "cp": 1,
         "ep": 1,
-        "zero_group": "all",
     }
     mistakes = [
         f"{key}={getattr(config, key)}: not supported in this version; give {value or 'nothing'}"

@@ -18,7 +18,7 @@ def strategy_words(strategy: LayerStrategy, mesh: Sequence[MeshAxis]) -> str:
     ]
     words = words or ["whole on one device"]
     if strategy.zero:
-        words.append(f"ZeRO-{strategy.zero}")
+        words.append(f"ZeRO-{strategy.zero}" + (f" in groups of {strategy.zero_group}" if strategy.zero_group else ""))
     if strategy.recompute != "none":
         words.append(f"{strategy.recompute} recomputation")
     if strategy.offload != "none":

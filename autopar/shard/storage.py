@@ -59,15 +59,16 @@ class ParameterStorage:
         return prod(sizes[a] for a in self.chunk_axes)
 
 
-def parameter_storage(spec: TensorSpec, layout: Layout, data_axes: Axes, zero: int) -> ParameterStorage:
-    """How a parameter that layers read as `layout` is kept under ZeRO level `zero` over the layer's `data_axes`.
+def parameter_storage(spec: TensorSpec, layout: Layout, zero_axes: Axes, zero: int) -> ParameterStorage:
+    """How a parameter that layers read as `layout` is kept under ZeRO level `zero` over `zero_axes`.
 
-    Rows are dealt over the data axes on which the parameter is whole. FSDP2 sums over all ranks it deals a parameter
-    over, and has one mesh for a layer: what is not B on all data axes is kept as in ZeRO 1. Scalars have no rows.
+    These are data axes of the layer. Rows are dealt over those on which the parameter is whole. FSDP2 sums over all
+    ranks it deals a parameter over, and has one mesh for a layer: what is not B on all of them is kept as in ZeRO 1.
+    Scalars have no rows.
     """
     summed = tuple(a for a, p in enumerate(layout) if p == BROADCAST)
-    dealt = tuple(a for a in data_axes if layout[a] < 0) if zero and spec.shape else ()
-    by_fsdp = zero >= 2 and dealt == data_axes and set(dealt) <= set(summed)
+    dealt = tuple(a for a in zero_axes if layout[a] < 0) if zero and spec.shape else ()
+    by_fsdp = zero >= 2 and dealt == zero_axes and set(dealt) <= set(summed)
     level = 0 if not dealt else zero if by_fsdp else 1
     return ParameterStorage(dealt, summed if spec.requires_grad else (), level)
 

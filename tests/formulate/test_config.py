@@ -94,8 +94,28 @@ def test_keys_without_effect_are_refused(text: str, part: str) -> None:
 def test_unsupported_keys_are_refused_together() -> None:
     """Keys that can't be planned yet are refused by name, all at once."""
     with pytest.raises(ConfigError) as caught:
-        planner("gpt").estimate(ManualConfig.parse("cp=2,ep=2,zero_group=node"))
-    assert [m.partition("=")[0] for m in caught.value.mistakes] == ["cp", "ep", "zero_group"]
+        planner("gpt").estimate(ManualConfig.parse("cp=2,ep=2"))
+    assert [m.partition("=")[0] for m in caught.value.mistakes] == ["cp", "ep"]
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("dp=8,zero=3,zero_group=3", "must divide dp = 8"),
+        ("dp=8,zero_group=2", "give zero=1, 2 or 3"),
+        ("dp=8,zero=3,zero_group=16", "must divide dp = 8"),
+    ],
+)
+def test_groups_of_zero_that_cannot_be(text: str, part: str) -> None:
+    """Sizes that don't divide the replicas, and groups where nothing is sharded, are refused."""
+    with pytest.raises(ConfigError, match=part):
+        ManualConfig.parse(text).grouped(8)
+
+
+def test_groups_of_zero_in_ranks() -> None:
+    """A node's devices hold tensor parallelism first; a group of all replicas is `all`."""
+    texts = ("dp=8,tp=4,zero=1,zero_group=node", "dp=8,zero=1,zero_group=node", "dp=8,zero=1,zero_group=4")
+    assert [ManualConfig.parse(text).grouped(8).zero_group for text in texts] == ["2", "all", "4"]
 
 
 def test_every_bad_constraint_is_listed() -> None:

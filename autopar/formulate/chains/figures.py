@@ -87,7 +87,8 @@ def layer_work(
     known = known or lowered(run, strategy, setting)
     uses = Uses(_unmarked(layer, around.owned), _unmarked(layer, around.graded),
                 frozenset(() if setting.staged else around.tied))  # fmt: skip
-    parameters = held_parameters(known.program, strategy.data_axes(around.entry.batch_dim), strategy.zero, uses)
+    zero_axes = strategy.zero_axes(around.entry.batch_dim, setting.sizes)
+    parameters = held_parameters(known.program, zero_axes, strategy.zero, uses)
     turns = around.last and not setting.staged  # its backward pass follows at once
     again = backward_reads_parameters(known.program)
     micro, step = _sync(parameters, setting, policy, again and not turns)
