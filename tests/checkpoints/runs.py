@@ -40,7 +40,10 @@ OPTIMIZERS: dict[str, Optimizer] = {
 }
 
 PIPELINES = ("dp=2", "dp=2,zero=1", "dp=2,zero=3")
-ONE_STAGE = ("dp=4,zero=3", "dp=4,zero=1", "dp=2,tp=2,zero=1", "dp=2,tp=2,zero=2", "tp=4", "tp=4,sp=1", "dp=4")
+ONE_STAGE = (
+    "dp=4,zero=3", "dp=4,zero=1", "dp=2,tp=2,zero=1", "dp=2,tp=2,zero=2", "tp=4", "tp=4,sp=1", "dp=4",
+    "dp=4,zero=3,zero_group=2", "dp=4,zero=1,zero_group=2",
+)  # fmt: skip
 
 
 class Case(NamedTuple):
