@@ -142,9 +142,9 @@ class Planner:
         if record.lower_bound_s is None or record.lower_bound_s <= record.step_time_s:
             return record
         above = record.lower_bound_s / record.step_time_s - 1
-        doubt = (
-            f"the lower bound is not proven: timings that don't grow evenly with size put it {above:.1%} above the plan"
-        )
+        grouped = any(strategy.zero_group for stage in record.stages for strategy in stage.strategies)
+        why = "prices of ZeRO over all replicas" if grouped else "timings that don't grow evenly with size"
+        doubt = f"the lower bound is not proven: {why} put it {above:.1%} above the plan"
         return replace(record, lower_bound_s=record.step_time_s, gap=0.0, assumptions=(*record.assumptions, doubt))
 
     def _assembled(self, solved: Solved, bound_s: float | None, began: float) -> PlanRecord:
