@@ -208,8 +208,8 @@ class Builder:
                 turns = self.link is None and layer is modules[-1]  # its backward pass follows at once
                 freed = placement.strategy.zero == 3 and not turns
                 fully_shard(layer, mesh=line, reshard_after_forward=freed, mp_policy=precision)
-                again = self.source is not None or backward_reads_parameters(placement.program)
-                layer.set_unshard_in_backward(again)  # type: ignore[operator]
+                spared = freed and self.source is None and not backward_reads_parameters(placement.program)
+                layer.set_unshard_in_backward(not spared)  # type: ignore[operator]
         own = next((self.storages[n].chunk_axes for n, (holder, _) in held.items() if holder is stage), None)
         line = self.groups.line(own or self.groups.all_axes)
         fully_shard(stage, mesh=line, reshard_after_forward=False, mp_policy=precision)
