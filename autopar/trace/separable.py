@@ -164,7 +164,14 @@ def _after(op: Op, given: list[_State], values: dict[str, TensorSpec], result: T
         return _mixing(op, f"{_name(op)} draws the random numbers of all samples at once")
     if any(isinstance(s, _Reduced) for s in given):
         form = _after_reduction(op, given, result)
-        return _Reduced(form) if form else _mixing(op, f"{_name(op)} uses a value reduced over the batch")
+        if form:
+            return _Reduced(form)
+        if len({s.form for s in given if isinstance(s, _Reduced)}) > 1:
+            why = (
+                "joins losses that are sums, means or counted over different targets: parts would weigh each otherwise"
+            )
+            return _mixing(op, f"{_name(op)} {why}")
+        return _mixing(op, f"{_name(op)} uses a value reduced over the batch")
     certain = all(s.given for s in given if isinstance(s, (_Free, _Sample))) and op.target != OPAQUE and not draws(op)
     if not any(isinstance(s, _Sample) for s in given):
         return _created(op, result, certain)

@@ -124,7 +124,7 @@ def test_usual_models_are_separable(name: str) -> None:
 
 
 def test_weighted_mean_is_one_reduction() -> None:
-    """A cross-entropy that ignores labels is a count-weighted mean; adding another mean to it is not."""
+    """A cross-entropy that ignores labels is a count-weighted mean; adding another mean to it is not, which is said."""
 
     class Two(nn.Module):
         def __init__(self) -> None:
@@ -138,3 +138,4 @@ def test_weighted_mean_is_one_reduction() -> None:
 
     graph = trace(Two(), (torch.zeros(3, 4), torch.zeros(3, dtype=torch.long)))
     assert not graph.separable
+    assert "joins losses" in graph.why_not_separable
