@@ -125,7 +125,7 @@ WHY = """## Where it is wrong, and why
   recipe with it is within 7 % on the same devices. Left out, no other source has H100s in bfloat16 under NVIDIA's own
   software; those that there are run slower, and so are these rows predicted then.
 - *nvidia-mlm-llama-readme*: three rows of tuned recipes that call themselves Megatron-LM, whose own habits (tensor
-  parallelism that nothing hides, gradients in float32) they are predicted with.
+  parallelism that only weights' products hide, gradients in float32) they are predicted with.
 - *ptdp-a100, ZeRO 3*: the paper's baseline on 384 to 2,240 devices is bound by messages, parameters went one by one:
   two of six rows are off by a quarter and by two fifths. Its pipelines are within 10 %.
 - *vtrain*: rows that are missed are predicted too fast, none too slow. Most have tensor parallelism 2 or 4 on 512

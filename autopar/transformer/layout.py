@@ -22,7 +22,8 @@ class Conventions:
     """What a framework does where a plan doesn't say.
 
     `fused_attention`: scores never reach memory. `kernels`: of a block's forward pass. `hides_tp`, `hides_dp`: whether
-    tensor- and data-parallel collectives run beside compute. `gradient_bytes` travel a parameter, and so many
+    tensor- and data-parallel collectives run beside compute, `hides_backward`: whether tensor-parallel ones of the
+    backward pass run beside the weights' products. `gradient_bytes` travel a parameter, and so many
     `held_gradient_bytes` are kept. `sequence`: whether tensor parallel implies Megatron's sequence parallel. `zero` and
     `recompute` are the defaults, `recompute_alone` that on a single device where it differs. `dropout`: whether the
     models of its time train with it. `lean_loss`: whether the loss keeps no float32 copy of the logits. `passes`: how
@@ -62,14 +63,36 @@ class Conventions:
     shows: str = ""
     eager: bool = False
     recompute_alone: str = ""
+    hides_backward: bool = False
 
 
 CLASSIC = Conventions("megatron 2021", False, 22, False, False, 2, 4, False, 0, "none", True)
 CLASSIC_ZERO = replace(CLASSIC, name="megatron deepspeed", held_gradient_bytes=2)
 MODERN = Conventions(
-    "megatron core", True, 16, False, True, 4, 4, False, 1, "none", library_attention=True, messages=0.3
+    "megatron core",
+    True,
+    16,
+    False,
+    True,
+    4,
+    4,
+    False,
+    1,
+    "none",
+    library_attention=True,
+    messages=0.3,
+    hides_backward=True,
 )
-TUNED = replace(MODERN, name="nemo", kernels=14, hides_tp=True, sequence=True, gradient_bytes=2, held_gradient_bytes=2)
+TUNED = replace(
+    MODERN,
+    name="nemo",
+    kernels=14,
+    hides_tp=True,
+    hides_backward=False,
+    sequence=True,
+    gradient_bytes=2,
+    held_gradient_bytes=2,
+)
 FSDP = Conventions(
     "fsdp",
     True,

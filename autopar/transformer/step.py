@@ -155,7 +155,7 @@ class _Assembly:
             again = self.hides.rerun * forward or self.local(costs.block.core)
         shown = 1 - known.of("tensor_hidden") if self.hides.hides_tp and layout.sequence else 1.0
         tensor = self.sent(costs.traffic.tensor_forward) * shown
-        returned = self.sent(costs.traffic.tensor_backward) * shown
+        returned = self.returned(backward) * shown
         ring = self.sent(costs.traffic.context) * (1 - known.of("context_hidden"))
         routed = self.sent(costs.traffic.experts) * known.of("routing")
         calls = (4 if layout.sequence else 2) if layout.tp > 1 else 0
@@ -174,6 +174,18 @@ class _Assembly:
             shown_backward = exposed_s(gather + scatter, backward + again, hidden)
         shown_all = shown_forward + shown_backward
         return _Passes(passed + shown_forward, returning + again + shown_backward, sent + back + shown_all)
+
+    def returned(self, backward: float) -> float:
+        """Seconds of tensor parallelism's collectives in a block's backward pass that its own products don't hide.
+
+        Megatron runs the sum (or scatter) of a gradient, and the gather of an input, beside the product for the
+        weights, half of the pass: with sequence parallelism two thirds of its six collectives, else both.
+        """
+        taken = self.sent(self.costs.traffic.tensor_backward)
+        if not self.hides.hides_backward:
+            return taken
+        beside = taken * (2 / 3 if self.layout.sequence else 1.0)
+        return taken - beside + exposed_s(beside, backward / 2, self.known.of("tensor_hidden"))
 
     def ends(self) -> tuple[_Passes, _Passes]:
         """Embedding and head."""

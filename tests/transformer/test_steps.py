@@ -190,6 +190,26 @@ def test_zero_bubble_schedules_idle_less(schedule: str) -> None:
     assert 0 <= less < bubble
 
 
+@pytest.mark.parametrize(("sp", "part"), [(0, 1.0), (1, 2 / 3)])
+def test_sums_beside_the_weights_products(sp: int, part: float) -> None:
+    """Where all is hidden that can be, Megatron's backward pass shows no sum, in sequence parallel a third of six.
+
+    Where nothing is, it shows as much as a framework that waits for each.
+    """
+    shape, where = gpt(32, 12288, 96), load_cluster("8xa100-80gb")  # products take longer than sums
+    plan = layout(f"tp=8,sp={sp},framework=megatron", "8xa100-80gb", 8)
+
+    def shown_s(hidden: float, hides: bool) -> float:
+        how = replace(plan, conventions=replace(plan.conventions, hides_backward=hides))
+        known = Constants(dict(Constants.expected().table) | {"tensor_hidden": hidden})
+        return step_time(costs_of(shape, how, where), known).communication_s
+
+    sent_s = costs_of(shape, plan, where).traffic.tensor_backward.inside * Constants.expected().of("inside")
+    assert shown_s(0.0, True) == pytest.approx(shown_s(1.0, False))
+    saved_s = shown_s(0.0, True) - shown_s(1.0, True)
+    assert saved_s == pytest.approx(plan.num_microbatches * 32 * part * sent_s)
+
+
 def test_ring_over_nodes_by_hand() -> None:
     """A sum over two nodes of 8 sends 2 · 15/16 of the buffer over the 8 links of a node's edge."""
     where = load_cluster("2x8xa100-80gb")
