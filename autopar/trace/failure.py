@@ -35,7 +35,10 @@ def trace_error(model: nn.Module, error: BaseException | None) -> TraceError:
     elif own and root is not None:
         where = f"{_module_path(root, own[-1]) or where}, {_innermost_line(frames, own[-1])}"
     reason = str(error).strip().split("\n\n")[0][:600] if error else "no reason given"
-    remedy = "Make forward free of branches and sizes that depend on tensor values, or mend the line named."
+    remedy = (
+        "Make forward free of branches and sizes that depend on tensor values, put what has them in a submodule of its "
+        "own, which is then one operator, or mend the line named."
+    )
     if isinstance(error, OwnGradientError):
         remedy = "Call it in a submodule of its own, which is then one operator."
     return TraceError(f"{where}: can't be traced ({type(error).__name__}: {reason}). {remedy}")
