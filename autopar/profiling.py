@@ -58,7 +58,7 @@ def profile_collectives(
     add_to: str | Path | None = None,
     say: Callable[[str], object] = str,
 ) -> Profile:
-    """Time collectives of 4 KiB to 64 MiB over every group that the ranks of this torchrun job can be dealt into.
+    """Time collectives of 4 KiB to 64 MiB, between devices 1 GiB, over all groups of this torchrun job.
 
     Collective over the job. Resumes, adds to a file and says what there is to do as `profile` does. One process has no
     groups: the result is then empty.

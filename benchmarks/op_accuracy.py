@@ -130,7 +130,7 @@ of all shapes is held out of every fit and scored here. Written by
 Where it is wrong, and why: libraries for inference send some heads and head sizes to kernels several times slower
 (sglang on Blackwell, head dim 256, by the number of key heads). On V100 all-gathers and all-to-alls of neighbouring
 sizes differ. Rows of P4 and P100 scatter as if clocks changed from one to the next, and small cards (L40S, P4, T4) look
-bound by power, which is carried over only between boards that run the same kernels. What equal shapes differ by between
+bound by power, of which datasheets tell watts but not what a FLOP takes. What equal shapes differ by between
 kinds of software, and between versions of one, stands above each table. {MANY} timings tell hardly more than
 {PROFILED}: what is left is which kernel a library picks for just this shape, and no neighbour tells that. Thirty rows
 are a few of each dtype and library of the table; one's own device has one of them.

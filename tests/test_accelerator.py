@@ -13,6 +13,7 @@ from autopar.cluster import find_device, same_device
 from autopar.emit.peak import measured_peak_tensor_bytes
 from autopar.errors import ConfigError
 from autopar.graph import OpKey
+from autopar.measure import ops
 from autopar.measure.local import LOOPBACK, NOMINAL_CUDA, local_cluster
 from autopar.measure.ops import clock_for, time_op
 from autopar.measure.session import measuring
@@ -107,6 +108,19 @@ def test_ops_are_timed_by_events(stand_in: StandIn, key: OpKey) -> None:
     marks = stand_in.streams["meta"]
     assert len(marks) % 2 == 0
     assert len(marks) >= 4 * len(timing.forward.raw_s)
+
+
+def test_clocks_are_warmed_up_once_a_session(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first timing the device computes for the time it takes, before later ones of the session not."""
+    monkeypatch.setattr(ops, "WARMING_S", 0.01)
+    marks = []
+    for _ in range(2):
+        ops.release_buffers()
+        for _ in range(2):
+            before = len(stand_in.streams.get("meta", []))
+            ops._warm_clocks(META)
+            marks.append(len(stand_in.streams["meta"]) - before)
+    assert [count > 0 for count in marks] == [True, False, True, False]
 
 
 def test_seconds_between_events(stand_in: StandIn) -> None:

@@ -24,8 +24,8 @@ from autopar.plan import Request
 
 Say = Callable[[str], object]
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
-SIZES_BYTES = tuple(4096 * 4**i for i in range(8))
-"""4 KiB to 64 MiB."""
+SIZES_BYTES = {"cpu": tuple(4096 * 4**i for i in range(8)), "cuda": tuple(4096 * 4**i for i in range(10))}
+"""By backend: 4 KiB to 64 MiB between processes of hosts, to 1 GiB between devices."""
 
 
 def profile_model(
@@ -48,7 +48,7 @@ def profile_model(
 
 
 def profile_job(
-    session: Session, store: Store, say: Say, cluster: Cluster, sizes_bytes: Sequence[int] = SIZES_BYTES
+    session: Session, store: Store, say: Say, cluster: Cluster, sizes_bytes: Sequence[int] | None = None
 ) -> Profile:
     """Timings of collectives of every kind and size over all groups that the ranks of the job can be dealt into, and of
     how far compute and communication slow each other down.
@@ -56,7 +56,7 @@ def profile_job(
     `cluster` is this machine, for saying how long it will take.
     """
     environment = session.environment
-    wanted = job_collectives(environment.busy_ranks, sizes_bytes)
+    wanted = job_collectives(environment.busy_ranks, sizes_bytes or SIZES_BYTES[environment.backend])
     known = _succeeded(store.profile(environment).timings)
     wanted += overlap_keys(environment.busy_ranks)
     missing = [key for key in wanted if key not in known]
@@ -65,7 +65,7 @@ def profile_job(
     return Profile(environment, {key: found[key] for key in wanted if key in found})
 
 
-def job_collectives(ranks: int, sizes_bytes: Sequence[int] = SIZES_BYTES) -> list[CollectiveKey]:
+def job_collectives(ranks: int, sizes_bytes: Sequence[int]) -> list[CollectiveKey]:
     """Every kind and size, over groups of every number of ranks and stride that divides the job."""
     groups = [(n, stride) for n, stride in product(range(2, ranks + 1), range(1, ranks)) if ranks % (n * stride) == 0]
     return [CollectiveKey(kind, size, *group) for group in groups for kind, size in product(KINDS, sizes_bytes)]

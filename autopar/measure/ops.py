@@ -38,6 +38,10 @@ FLUSH_BYTES = 256 << 20
 """Written between repeats on cuda: more than any second-level cache, which a training step would not find warm."""
 
 
+WARMING_SIZE, WARMING_S = 2048, 0.3
+"""Sides of the products, and seconds of them, by which a device's clocks are warmed up before the first timing."""
+
+
 def time_op(key: OpKey, device: torch.device, budget_s: float = 0.015) -> Timing:
     """Run the op of `key` again and again for about `budget_s`; what can't be run is returned as failed.
 
@@ -54,6 +58,7 @@ def time_op(key: OpKey, device: torch.device, budget_s: float = 0.015) -> Timing
 
 def _timed(trial: Trial, device: torch.device, budget_s: float) -> Timing:
     _settle_allocator(device)
+    _warm_clocks(device)
     repeats = _repeats(trial, device, budget_s)
     _run_all(trial, device, repeats)  # memory that is touched for the first time is slow, and a training step has none
     return _run_all(trial, device, repeats)
@@ -76,6 +81,18 @@ def _settle_allocator(device: torch.device) -> None:
     """On the host: free one large block, after which glibc keeps freed memory instead of giving it back."""
     if is_host(device):
         torch.ones(SETTLING_BYTES, dtype=torch.uint8, device=device)
+
+
+@cache
+def _warm_clocks(device: torch.device) -> None:
+    """Off the host: compute until the device has left the low clocks that it idles at."""
+    if is_host(device):
+        return
+    factor, until_s = torch.ones(WARMING_SIZE, WARMING_SIZE, device=device), time.perf_counter() + WARMING_S
+    while time.perf_counter() < until_s:
+        clock = clock_for(device)
+        torch.mm(factor, factor)
+        clock()
 
 
 def _repeats(trial: Trial, device: torch.device, budget_s: float) -> int:
@@ -226,7 +243,8 @@ def _flush(device: torch.device) -> None:
 
 
 def release_buffers() -> None:
-    """Let go of what timing keeps between operators: training has better use for the memory."""
+    """Let go of what timing keeps between operators: training has better use for the memory. Clocks cool down."""
+    _warm_clocks.cache_clear()
     _pool.cache_clear()
     _flush_buffer.cache_clear()
 

@@ -12,7 +12,7 @@ import torch
 import autopar
 from autopar import profiling
 from autopar.errors import ProfileError
-from autopar.formulate.profiling import KINDS, job_collectives, profile_job
+from autopar.formulate.profiling import KINDS, SIZES_BYTES, job_collectives, profile_job
 from autopar.graph import CollectiveKey, Operand, OpKey
 from autopar.measure.local import local_cluster
 from autopar.measure.lots import LOT, expected_s, in_lots
@@ -50,7 +50,7 @@ def test_groups_of_a_job(ranks: int) -> None:
         return sorted(r for g in groups for r in g) == list(range(ranks))
 
     wanted = {(n, s) for n in range(2, ranks + 1) for s in range(1, ranks + 1) if tiles(n, s)}
-    found = job_collectives(ranks)
+    found = job_collectives(ranks, SIZES_BYTES["cpu"])
     assert {(key.ranks, key.stride) for key in found} == wanted
     assert len(found) == len(set(found)) == len(wanted) * len(KINDS) * 8
     assert {key.bytes for key in found} <= {4096 * 4**i for i in range(8)}

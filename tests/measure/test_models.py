@@ -164,6 +164,22 @@ def test_power_counts_between_devices_of_the_same_kernels() -> None:
         return float(DeviceModel(device, Fits.of("", ()), (other,)).known("gemm", "bfloat16").values[0])
 
     assert share(2 * watts) / share(watts) == pytest.approx(2 ** (-0.5 * 0.7))
+    assert share(watts / 4) == pytest.approx(share(watts))  # no device of its maker is known to reach more
+
+
+def test_power_counts_for_plain_float32_of_other_generations() -> None:
+    """A board of another generation with more watts for a FLOP/s says the less of this one, never the more."""
+    device = replace(find_device("t4").device(), efficiency={"float32": 0.7})
+    watts = (device.power_w or 0) / device.peak_flops_per_s["float32"]
+
+    def share(other_watts: float, dtype: str) -> float:
+        fit = replace(_fit("", 0.8), dtype=dtype)
+        other = Other("ampere", Fits.of("o", [fit]), {dtype: 0.7}, {dtype: other_watts})
+        return float(DeviceModel(device, Fits.of("", ()), (other,)).known("gemm", dtype).values[0])
+
+    assert share(4 * watts, "float32") / share(watts, "float32") == pytest.approx(4 ** (-0.5 * 0.7))
+    assert share(watts / 4, "float32") == pytest.approx(share(watts, "float32"))
+    assert share(4 * watts, "float16") == pytest.approx(share(watts, "float16"))  # units for it differ
 
 
 def test_few_timings_in_general_leave_variants_to_devices_alike() -> None:

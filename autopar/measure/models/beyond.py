@@ -38,13 +38,13 @@ class Polynomial:
         count = range(len(self.names))
         return [p for d in range(self.degree + 1) for p in combinations_with_replacement(count, d)]
 
-    def terms(self, sizes: Sizes) -> Array:
-        """Each term of each call, shape (terms, calls)."""
+    def terms(self, sizes: Sizes) -> list[Array]:
+        """Each term, of every call: shape (calls,)."""
         columns = [np.clip(column, -END, END) for column in self.features(sizes)]
         made: dict[tuple[int, ...], Array] = {(): np.ones_like(columns[0])}
         for power in self.powers[1:]:
             made[power] = made[power[:-1]] * columns[power[-1]]
-        return np.stack(list(made.values()))
+        return list(made.values())
 
     def at(self, coefficients: Array, sizes: Sizes) -> Array:
         """Logarithm of what seconds are multiplied by, shape (calls,): to the last digit whatever else is asked for."""
@@ -55,7 +55,7 @@ class Polynomial:
 
     def through(self, sizes: Sizes, logarithms: Array, expected: Array | None = None) -> Array:
         """Coefficients that explain logarithms of shape (calls,), near `expected` ones (else 0): robust regression."""
-        terms = self.terms(sizes)
+        terms = np.stack(self.terms(sizes))
         found = np.zeros(len(terms)) if expected is None else expected
         start, prior = found, np.diag(np.full(len(terms), (NOISE / SPREAD) ** 2))
         for _ in range(ROUNDS):

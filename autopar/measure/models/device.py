@@ -26,7 +26,7 @@ USUAL_ERROR = 0.05
 """Added to a fit's own error when fits are weighed."""
 
 TRUST, POWER = 0.5, 0.5
-"""Powers of the ratios of the files' efficiencies and of watts for a FLOP/s by which shares are carried over."""
+"""Powers of the ratios of the files' efficiencies and of fewer watts for a FLOP/s by which shares are carried over."""
 
 WITNESS, CAUTION = 0.3, 1.1
 """Weight of the device file's own share beside what is carried over, and what is reached of it: files are cautious."""
@@ -151,20 +151,31 @@ class DeviceModel:
         return form.values(mean), CARRIED * beyond
 
     def _share(self, form: Form, dtype: str, there: Sequence[tuple[Other, Fit]], weights: Array) -> float:
-        """The share of peak: that of others, moved by what the files say and by power; for products with the file's.
-
-        Boards that run the same kernels but have more watts for each FLOP/s of peak hold their clocks better.
-        """
-        said, watts = self.device.efficiency.get(dtype, DEFAULT_EFFICIENCY), _watts(self.device, dtype)
-        kernels = ARCHITECTURES[self.device.architecture].kernels
-        logs = []
-        for other, fit in there:
-            moved = TRUST * log(said / other.efficiency.get(dtype, DEFAULT_EFFICIENCY))
-            if watts and other.watts.get(dtype) and ARCHITECTURES[other.architecture].kernels == kernels:
-                moved += POWER * log(watts / other.watts[dtype])
-            logs.append(log(fit.constants[0]) + moved)
+        """The share of peak: that of others, moved by what the files say and by power; for products with the file's."""
+        said = self.device.efficiency.get(dtype, DEFAULT_EFFICIENCY)
+        maker = ARCHITECTURES[self.device.architecture].maker
+        best = max((fit.constants[0] for o, fit in there if ARCHITECTURES[o.architecture].maker == maker), default=1.0)
+        logs = [
+            self._powered(dtype, other, log(fit.constants[0]), log(best))
+            + TRUST * log(said / other.efficiency.get(dtype, DEFAULT_EFFICIENCY))
+            for other, fit in there
+        ]
         witness = WITNESS if form.family == "gemm" else 0.0  # the file's shares are those of products
         return exp((1 - witness) * float(np.average(logs, weights=weights)) + witness * log(CAUTION * said))
+
+    def _powered(self, dtype: str, other: Other, share: float, best: float) -> float:
+        """Logarithm of another's share with this board's watts for each FLOP/s of peak.
+
+        With fewer than the other it loses clocks. With more it keeps them as far as the `best` of its maker does, if it
+        runs the same kernels; of plain float32, which no generation has other units for, fewer count everywhere.
+        """
+        watts, here, there = _watts(self.device, dtype), self.device.architecture, other.architecture
+        if not (watts and other.watts.get(dtype)):
+            return share
+        more, own, its = log(watts / other.watts[dtype]), ARCHITECTURES[here], ARCHITECTURES[there]
+        if own.kernels == its.kernels:
+            return share + (POWER * more if more < 0 else min(more, max(0.0, best - share)))
+        return share + (POWER * min(0.0, more) if dtype == "float32" and own.maker == its.maker else 0.0)
 
 
 def _watts(device: Device, dtype: str) -> float:
