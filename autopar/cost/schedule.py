@@ -97,23 +97,24 @@ def weights_behind(shape: Shape) -> tuple[int, ...]:
     return tuple(found)
 
 
-class Turn(NamedTuple):
-    """A group's first backward pass: of which stage, and how many forward passes of each chunk come before it."""
+class Turns(NamedTuple):
+    """How groups of devices come to their first backward pass: of which of their chunks it is (groups,), how many
+    forward passes of each chunk come before it (groups, chunks)."""
 
-    stage: int
-    ahead: tuple[int, ...]
+    chunk: Indices
+    ahead: Indices
 
 
 @lru_cache(maxsize=4096)
-def turns(shape: Shape) -> tuple[Turn, ...]:
-    """The turn of each group of devices."""
-    found = []
+def turns(shape: Shape) -> Turns:
+    """The turns of all groups of devices."""
+    chunk, ahead = [], []
     for group in range(shape.groups):
         counts = _counts(shape, group)
         first = int(np.flatnonzero(_is(counts.kind, Kind.BACKWARD, Kind.INPUT))[0])
-        ahead = _before(counts.saved)[first]
-        found.append(Turn(shape.stages_of(group)[counts.chunk[first]], tuple(ahead.tolist())))
-    return tuple(found)
+        chunk.append(counts.chunk[first])
+        ahead.append(_before(counts.saved)[first])
+    return Turns(np.array(chunk), np.array(ahead))
 
 
 class Holding(NamedTuple):

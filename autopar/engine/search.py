@@ -17,6 +17,10 @@ from typing import Generic, TypeVar
 Payload = TypeVar("Payload")
 
 
+LIKELY = 0.9
+"""Of what an answer is above its scenario's bound others alike are expected to be above theirs by this share."""
+FURTHER = 1.03
+"""Up to this many times the cutoff answers are worth knowing: they tell what others alike may be expected to have."""
 PATIENCE, MORE_WORTH = 16, 0.0015
 """Scenarios solved before small gains are passed by, and by how much the least gain grows with each one more."""
 
@@ -45,9 +49,10 @@ class Found(Generic[Payload]):
 @dataclass(frozen=True)
 class Scenario(Generic[Payload]):
     """A part of the space. `bound()`: nothing in it is below that. `solve(cutoff)`: its best answer, None if there is
-    none below `cutoff`. `quick` is a bound that costs nothing, `rough` are ever better ones cheaper than `bound`.
-    `guess()`: about what `solve` would find, asked for before it; a scenario is not solved where that isn't below the
-    best answer. `others(cutoff)`: further answers that may be of other kinds, asked for when several are wanted."""
+    none below `cutoff`, or one not far above it. `quick` is a bound that costs nothing, `rough` are ever better ones
+    cheaper than `bound`. `guess()`: about what `solve` would find, asked for before it; a scenario is not solved where
+    that isn't below the best answer. Scenarios `like` one another are expected to have answers as far above their
+    bounds. `others(cutoff)`: further answers that may be of other kinds, asked for when several are wanted."""
 
     name: str
     bound: Callable[[], float]
@@ -55,6 +60,7 @@ class Scenario(Generic[Payload]):
     quick: float = 0.0
     rough: tuple[Callable[[], float], ...] = ()
     guess: Callable[[], float] | None = None
+    like: Hashable = None
     others: Callable[[float], Sequence[tuple[float, Payload]]] | None = None
 
     @property
@@ -110,6 +116,7 @@ def search(
     heap = [(bound, 0, i) for i, bound in enumerate(bounds)]
     heapify(heap)
     found: list[Found[Payload]] = []
+    expected: dict[Hashable, float] = {}
     bounded = solved = 0
     complete = True
     while heap:
@@ -133,7 +140,14 @@ def search(
         if not level and any(known and b < inf for b, known, _ in heap):
             complete = False  # there is no time to bound it: solve one of those that are bounded
             continue
+        promise = bounds[i] * expected.get(scenarios[i].like, 1.0)
+        if promise > bound:
+            heappush(heap, (promise, level, i))
+            continue
         result = scenarios[i].solve(cutoff)
+        if result is not None and scenarios[i].like is not None:
+            above = result[0] / bounds[i] - 1 if bounds[i] else 0.0
+            expected[scenarios[i].like] = min(expected.get(scenarios[i].like, inf), 1 + LIKELY * above)
         solved += 1
         progress("solve", solved, len(scenarios))
         results = [] if result is None else [result]

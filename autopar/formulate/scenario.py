@@ -9,6 +9,7 @@ import numpy as np
 
 from autopar.cluster import Cluster
 from autopar.cost.pricer import Pricer
+from autopar.engine.search import FURTHER
 from autopar.engine.stack import StackOptions, solve_stack
 from autopar.engine.stack_problem import Run, StackSolution, Status
 from autopar.formulate.chains.columns import Budget, Column, free_problem
@@ -95,9 +96,9 @@ class StageScenario:
         if not self._chains.possible:
             return self._solved((), StackSolution(Status.INFEASIBLE, np.inf, np.inf))
         columns, limit = self._chains.columns(), self.budget.limit_bytes
-        near = StackOptions(cutoff_s=cutoff_s * (1 + MORE_GAINS))
+        near = StackOptions(cutoff_s=cutoff_s * FURTHER)
         solution = self._solve_stack(columns, limit, near)
-        promising = bool(solution.walks) or cutoff_s == np.inf
+        promising = solution.objective_s < cutoff_s * (1 + MORE_GAINS) or cutoff_s == np.inf
         if limit is not None and promising and self._binds(columns, solution, near):
             more = self._chains.columns(wide=True)
             columns = tuple(_joined(few, further) for few, further in zip(columns, more, strict=True))

@@ -12,10 +12,10 @@ from autopar.cost.mixed import MixedPricer
 from autopar.cost.roofline import flop_rate
 from autopar.cost.states import STATE_BYTES
 from autopar.cost.work import model_flops
-from autopar.engine.search import Answer, Outcome, Scenario, search
+from autopar.engine.search import FURTHER, Answer, Outcome, Scenario, search
 from autopar.formulate.kinds import kind_of
 from autopar.formulate.leanest import leanest
-from autopar.formulate.pipelines.scenario import SolvedPipeline
+from autopar.formulate.pipelines.scenario import PipelineScenario
 from autopar.formulate.record.assemble import Solved
 from autopar.formulate.scenario import StageScenario
 from autopar.formulate.space import AnyScenario, Space
@@ -192,15 +192,18 @@ def searched(scenarios: tuple[AnyScenario, ...], top: int, end_s: float = inf, b
 
 def _as_engine_scenario(scenario: AnyScenario) -> Scenario[Solved]:
     def solve(cutoff_s: float) -> tuple[float, Solved] | None:
+        if isinstance(scenario, PipelineScenario):
+            piped = scenario.solve(cutoff_s * FURTHER)
+            return None if piped is None else (piped.step_time_s, piped)
         solved = scenario.solve(cutoff_s)
-        if isinstance(solved, SolvedPipeline):
-            return solved.step_time_s, solved
-        return (solved.solution.objective_s, solved) if solved and solved.solution.walks else None
+        return (solved.solution.objective_s, solved) if solved.solution.walks else None
 
     rough = (scenario.calls_bound_s, scenario.first_bound_s, scenario.run_bound_s)
     if isinstance(scenario, StageScenario):
         return Scenario(
-            scenario.name, scenario.bound_s, solve, rough=rough,
+            scenario.name, scenario.bound_s, solve, rough=rough, like=scenario.setting.num_microbatches,
             others=lambda cutoff_s: [(s.solution.objective_s, s) for s in scenario.families(cutoff_s)],
         )  # fmt: skip
-    return Scenario(scenario.name, scenario.bound_s, solve, scenario.quick_bound_s(), rough, scenario.guess_s)
+    return Scenario(
+        scenario.name, scenario.bound_s, solve, scenario.quick_bound_s(), rough, scenario.guess_s, scenario.shape
+    )

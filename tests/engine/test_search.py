@@ -55,6 +55,16 @@ def test_guesses_order_what_bounds_leave_open() -> None:
     assert answer.lower_bound == 2
 
 
+def test_answers_tell_what_others_alike_may_have() -> None:
+    """Where one's answer is twice its bound another like it isn't expected to be near its own; unlike ones are."""
+    solved: list[str] = []
+    alike = [replace(scenario(name, bound, 2 * bound, solved), like="x") for name, bound in (("a", 2), ("b", 3))]
+    answer = search([*alike, scenario("c", 3.5, 3.8, solved)])
+    assert solved == ["a", "c"]
+    assert answer.best is not None
+    assert (answer.best.name, answer.lower_bound) == ("c", 2)
+
+
 def test_small_gains_are_passed_by_in_the_end() -> None:
     """Of 200 scenarios that promise 2 % at most, a part is solved; the bound is still that of all of them."""
     solved: list[str] = []

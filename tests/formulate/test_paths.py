@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,38 +11,32 @@ from autopar.cells import refusal
 from autopar.cost.orders import Shape
 from autopar.cost.schedule import simulate
 from autopar.engine.stack_problem import Floats
-from autopar.formulate.pipelines.paths import LeastPasses, Work, group_paths, left_out
+from autopar.formulate.pipelines.paths import Ints, LeastPasses, group_paths, left_out
 from autopar.schedules import SPLIT
 
 CHUNKS = {"gpipe": 1, "1f1b": 1, "zb": 1, "interleaved": 2, "zbv": 2, "dualpipev": 2}
 
 
-def _longest(
-    shape: Shape, forward: list[float], backward: list[float], weight: list[float], once: list[float]
-) -> float:
+Seconds = list[float]
+
+
+def _longest(shape: Shape, forward: Seconds, backward: Seconds, weight: Seconds, step_s: Seconds) -> float:
     """The longest path of all groups, by stages of one unit each whose passes take so long."""
     split = shape.schedule in SPLIT
-    late = [w if split else 0.0 for w in weight]
-    inputs = [b - w for b, w in zip(backward, late, strict=True)]
+    once_s = np.array(step_s)
+    put_off = [w if split else 0.0 for w in weight]
+    inputs = [b - w for b, w in zip(backward, put_off, strict=True)]
     least = LeastPasses(*(np.cumsum([0.0, *each]) for each in (forward, backward, inputs)))
     spans = np.cumsum([0.0, *(f + i for f, i in zip(forward, inputs, strict=True))])
-    found = []
-    for group in range(shape.groups):
-        stages = shape.stages_of(group)
-        work = _work(shape, least, stages, sum(forward[s] + backward[s] for s in stages), once[group])
-        paths = group_paths(shape, group, least, list(stages), [s + 1 for s in stages], work)
-        found += [paths.alone, spans[stages[0]] + paths.behind]
-    return float(max(found))
+    stages = np.array([shape.stages_of(g) for g in range(shape.groups)])
+    passes = shape.num_microbatches * (np.array(forward) + np.array(backward))[stages].sum(axis=1)
+    each = [least.of(stages[:, c], stages[:, c] + 1) for c in range(shape.chunks)]
 
+    def work(once: bool, ahead: Ints, late: Ints) -> Floats:
+        return left_out(shape.num_microbatches, passes + once * once_s, each, ahead, late)
 
-def _work(shape: Shape, least: LeastPasses, stages: Sequence[int], micro_s: float, once_s: float) -> Work:
-    each = [tuple(np.diff(up_to)[s] for up_to in least) for s in stages]
-
-    def work(once: bool, ahead: Sequence[int], late: Sequence[int]) -> Floats:
-        count = shape.num_microbatches
-        return left_out(count, count * micro_s + once * once_s, each, ahead, late)
-
-    return work
+    paths = group_paths(shape, least, stages, stages + 1, work)
+    return float(max(paths.alone.max(), (spans[stages[:, 0]] + paths.behind).max()))
 
 
 SECONDS = st.lists(st.floats(0.1, 9.0), min_size=8, max_size=8)

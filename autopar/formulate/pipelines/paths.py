@@ -27,8 +27,7 @@ from autopar.cost.orders import Shape
 from autopar.cost.schedule import turns, weights_behind
 from autopar.engine.stack_problem import Floats
 
-At: TypeAlias = int | NDArray[np.intp]
-"""Where a chunk begins or ends: a unit, or an array of units."""
+Ints: TypeAlias = NDArray[np.intp]
 
 
 class LeastPasses(NamedTuple):
@@ -38,57 +37,60 @@ class LeastPasses(NamedTuple):
     backward: Floats
     inputs: Floats
 
+    def of(self, start: Ints, end: Ints) -> tuple[Floats, Floats, Floats]:
+        """Of units `start` to `end` - 1."""
+        forward, backward, inputs = (up_to[end] - up_to[start] for up_to in self)
+        return forward, backward, inputs
+
 
 class Work(Protocol):
-    """What a group works at least, in seconds."""
+    """What each group works at least, in seconds (groups, ...)."""
 
-    def __call__(self, once: bool, ahead: Sequence[int], late: Sequence[int]) -> Floats:
-        """All but so many forward passes and passes of weights of each chunk; with what it does `once` a step."""
+    def __call__(self, once: bool, ahead: Ints, late: Ints) -> Floats:
+        """All but so many forward passes and passes of weights (groups, chunks), with what it does `once` a step."""
         ...
 
 
 class Paths(NamedTuple):
-    """Of one group: the longest path by itself, and the one whose start waits for the stages before it."""
+    """Of each group (groups, ...): the longest path by itself, and the one whose start waits for the stages before."""
 
     alone: Floats
     behind: Floats
 
 
-def group_paths(
-    shape: Shape, group: int, least: LeastPasses, starts: Sequence[At], ends: Sequence[At], work: Work
-) -> Paths:
-    """Paths of a group whose chunks are units `starts` to `ends` (numbers of units, arrays of one shape)."""
-    turn, stages = turns(shape)[group], shape.stages_of(group)
-    late = tuple(weights_behind(shape)[s] for s in stages)
-    none = (0,) * shape.chunks
-    first, back = starts[0], ends[stages.index(turn.stage)]
+def group_paths(shape: Shape, least: LeastPasses, starts: Ints, ends: Ints, work: Work) -> Paths:
+    """Paths of the groups, whose chunks are units `starts` to `ends` (groups or 1, chunks, ...)."""
+    turn, late = turns(shape), _late(shape)
+    none = np.zeros_like(late)
+    first = starts[:, 0]
+    chunk = turn.chunk.reshape(-1, *[1] * (ends.ndim - 1))
+    back = np.take_along_axis(np.broadcast_to(ends, (shape.groups, *ends.shape[1:])), chunk, axis=1)[:, 0]
     there = least.forward[-1] + least.inputs[-1] - least.inputs[back]
-    alone = [
-        least.forward[first] + work(True, none, none),
-        there + work(True, turn.ahead, none),
-        there + least.inputs[first] + work(False, turn.ahead, late),
-    ]
-    return Paths(np.maximum.reduce(alone), work(False, none, late))
+    alone = np.maximum(least.forward[first] + work(True, none, none), there + work(True, turn.ahead, none))
+    as_far = there + least.inputs[first] + work(False, turn.ahead, late)
+    return Paths(np.maximum(alone, as_far), work(False, none, late))
+
+
+def _late(shape: Shape) -> Ints:
+    """(groups, chunks): weights that come after the last gradient has gone on."""
+    late = weights_behind(shape)
+    return np.array([[late[s] for s in shape.stages_of(g)] for g in range(shape.groups)])
 
 
 def left_out(
-    count: int, all_of_it: Floats | float, passes: Sequence[Sequence[Floats]], ahead: Sequence[int], late: Sequence[int]
+    count: int, all_of_it: Floats, passes: Sequence[tuple[Floats, Floats, Floats]], ahead: Ints, late: Ints
 ) -> Floats:
-    """Seconds of a group's work on `count` microbatches, with passes left out of each chunk.
+    """Seconds of groups' work on `count` microbatches, with passes left out of each chunk.
 
-    `passes`: the least seconds of each chunk forward, backward, and back without weights.
+    `passes`: the least seconds of each chunk forward, backward, and back without weights (groups or 1, ...).
     """
-    most = max(*ahead, *late)
-    if not most:
-        return np.asarray(all_of_it)
-    rest: Floats = np.sum(
-        [
-            (most - a) * forward + (most - w) * backward + w * inputs
-            for (forward, backward, inputs), a, w in zip(passes, ahead, late, strict=True)
-        ],
-        axis=0,
-    )
-    if most == count:
-        return np.where(np.isfinite(all_of_it), rest, np.inf)
-    found: Floats = (1 - most / count) * all_of_it + rest
-    return found
+    if not (ahead.any() or late.any()):
+        return all_of_it
+    room = (-1, *[1] * (all_of_it.ndim - 1))
+    most = np.maximum(ahead, late).max(axis=1).reshape(room)
+    rest = np.zeros(1)
+    for c, (forward, backward, inputs) in enumerate(passes):
+        a, w = ahead[:, c].reshape(room), late[:, c].reshape(room)
+        rest = rest + (most - a) * forward + (most - w) * backward + w * inputs
+    legal = np.isfinite(all_of_it)
+    return np.where(legal, (1 - most / count) * np.where(legal, all_of_it, 0.0) + rest, np.inf)

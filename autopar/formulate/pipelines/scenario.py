@@ -16,7 +16,7 @@ from autopar.engine.stack_problem import Floats
 from autopar.formulate.layers.tables import Setting
 from autopar.formulate.pipelines.book import Chunk, GroupPlan, Ranges, Seam, StageBook, StagePart
 from autopar.formulate.pipelines.ground import Ground
-from autopar.formulate.pipelines.paths import At, LeastPasses, Work, group_paths, left_out
+from autopar.formulate.pipelines.paths import Ints, LeastPasses, Work, group_paths, left_out
 from autopar.formulate.pipelines.piped import PipedTime, run
 from autopar.formulate.pipelines.stages import balanced_cuts, even_cuts
 from autopar.graph import DTYPE_BYTES
@@ -172,61 +172,64 @@ class PipelineScenario:
     def _bounds(self, ranges: Sequence[Ranges], in_flight: Sequence[int]) -> tuple[Floats, Floats]:
         """Loads and spans of each stage, which is a group, by the group's ranges: of paths by themselves, and of those
         that wait for the stages before."""
-        least, by_count = self._least(ranges), dict[tuple[Ranges, int], Floats]()
-        units = np.arange(len(least.forward))
-        start, end = units[:, None], units[None, :]
-        found = []
-        for stage, key in enumerate(zip(ranges, in_flight, strict=True)):
+        units = np.arange(len(ranges[0].least.forward))
+        start, end = units[None, None, :, None], units[None, None, None, :]
+        by_count: dict[tuple[Ranges, int], Floats] = {}
+        for key in zip(ranges, in_flight, strict=True):
             if key not in by_count:
                 by_count[key] = key[0].load(key[1])
-            work = self._work(key[0].least, [(start, end)], by_count[key], key[0].passes_s)
-            found.append(group_paths(self.shape, stage, least, [start], [end], work))
-        loads = np.stack([np.stack(of) for of in zip(*found, strict=True)])
-        spans = _by_stage([self._span(own, start, end) for own in ranges])
-        return loads, np.stack([np.zeros_like(spans), spans])
+        loads = _by_stage([by_count[key] for key in zip(ranges, in_flight, strict=True)])
+        passes = _by_stage([own.passes_s for own in ranges])
+        each = [own.least.of(start[0, 0], end[0, 0]) for own in ranges]
+        work = self._work([_joined(each)], loads, passes)
+        paths = group_paths(self.shape, self._least(ranges), start, end, work)
+        spans = _by_stage([self._span(own, start[0, 0], end[0, 0]) for own in ranges])
+        return np.stack([np.broadcast_to(of, spans.shape) for of in paths]), np.stack([np.zeros_like(spans), spans])
 
     def _fixed_bound(self, cuts: Cuts, ranges: Sequence[Ranges], in_flight: Sequence[int]) -> float:
         """The longest of the paths of all groups."""
-        shape, least = self.shape, self._least(ranges)
-        stages = list(pairwise(cuts))
-        spans = [self._span(ranges[shape.group_of(s)], *ends) for s, ends in enumerate(stages)]
-        found = []
+        shape = self.shape
+        of_group = np.array([shape.stages_of(g) for g in range(shape.groups)])
+        starts, ends = np.array(cuts)[of_group], np.array(cuts)[of_group + 1]
+        loads, passes = np.empty(shape.groups), np.empty(shape.groups)
         for g, own in enumerate(ranges):
-            mine = shape.stages_of(g)
-            chunks = [stages[s] for s in mine]
-            load = own.joint_load([Chunk(*chunk) for chunk in chunks], [in_flight[s] for s in mine])
-            passes = sum(own.passes_s[chunk] for chunk in chunks)
-            starts, ends = zip(*chunks, strict=True)
-            paths = group_paths(shape, g, least, starts, ends, self._work(own.least, chunks, load, passes))
-            found += [paths.alone, sum(spans[: mine[0]]) + paths.behind]
-        return float(max(found))
+            chunks = [Chunk(a, b) for a, b in zip(starts[g].tolist(), ends[g].tolist(), strict=True)]
+            loads[g] = own.joint_load(chunks, [in_flight[s] for s in of_group[g].tolist()])
+            passes[g] = own.passes_s[starts[g], ends[g]].sum()
+        each = [
+            _joined([own.least.of(a, b) for own, a, b in zip(ranges, starts[:, c], ends[:, c], strict=True)])
+            for c in range(shape.chunks)
+        ]
+        paths = group_paths(shape, self._least(ranges), starts, ends, self._work(each, loads, passes))
+        spans = np.empty(shape.stages)
+        for g, own in enumerate(ranges):
+            spans[of_group[g]] = self._span(own, starts[g], ends[g])
+        before = np.concatenate([[0.0], np.cumsum(spans)])[of_group[:, 0]]
+        return float(max(paths.alone.max(), (before + paths.behind).max()))
 
     def _least(self, ranges: Sequence[Ranges]) -> LeastPasses:
         """Of passes up to each unit, on the devices that suit it best."""
         each = [own.least for own in dict.fromkeys(ranges)]
-        forward, backward, inputs = (
-            np.cumsum([0.0, *np.min([np.diff(up_to) for up_to in of], axis=0)]) for of in zip(*each, strict=True)
-        )
-        return LeastPasses(forward, backward, inputs if self.shape.schedule in SPLIT else backward)
+        if len(each) > 1:
+            gains = [np.min([np.diff(up_to) for up_to in of], axis=0) for of in zip(*each, strict=True)]
+            each = [LeastPasses(*(np.concatenate([[0.0], np.cumsum(gain)]) for gain in gains))]
+        return each[0] if self.shape.schedule in SPLIT else each[0]._replace(inputs=each[0].backward)
 
-    def _work(
-        self, least: LeastPasses, chunks: Sequence[tuple[At, At]], load: Floats | float, passes: Floats | float
-    ) -> Work:
-        """What a group with these chunks works, by bounds of all of it with and without what it does once a step."""
-        each = [tuple(up_to[end] - up_to[start] for up_to in least) for start, end in chunks]
+    def _work(self, each: Sequence[tuple[Floats, Floats, Floats]], loads: Floats, passes: Floats) -> Work:
+        """What groups work, by the passes of `each` chunk and by bounds of all with and without what is done once."""
 
-        def work(once: bool, ahead: Sequence[int], late: Sequence[int]) -> Floats:
-            return left_out(self.shape.num_microbatches, load if once else passes, each, ahead, late)
+        def work(once: bool, ahead: Ints, late: Ints) -> Floats:
+            return left_out(self.shape.num_microbatches, loads if once else passes, each, ahead, late)
 
         return work
 
-    def _span(self, own: Ranges, start: At, end: At) -> Floats:
+    def _span(self, own: Ranges, start: Ints, end: Ints) -> Floats:
         """Seconds of one microbatch to a stage's end and back, but for weights that are put off."""
         passes: Floats = own.passes_s[start, end] / self.shape.num_microbatches
         if self.shape.schedule not in SPLIT:
             return passes
-        forward, _, inputs = own.least
-        return np.where(np.isfinite(passes), forward[end] - forward[start] + inputs[end] - inputs[start], np.inf)
+        forward, _, inputs = own.least.of(start, end)
+        return np.where(np.isfinite(passes), forward + inputs, np.inf)
 
     @cached_property
     def _in_flight(self) -> tuple[int, ...]:
@@ -339,19 +342,21 @@ class PipelineScenario:
             loads[(slice(None), *place)] = spans[(slice(None), *place)] = np.inf
             return
         (part,) = plan.chunks
-        least = self._least([book.ranges for book in self.books])
-        paths = group_paths(self.shape, stage, least, [chunk.first], [chunk.end], self._exact_work(part))
+        ranges = [book.ranges for book in self.books]
+        start, end = np.array([[chunk.first]]), np.array([[chunk.end]])
+        paths = group_paths(self.shape, self._least(ranges), start, end, self._exact_work(part))
         put_off = part.weight_s if self.shape.schedule in SPLIT else 0.0
-        loads[0][place], loads[1][place] = paths
+        loads[0][place], loads[1][place] = paths.alone[stage], paths.behind[stage]
         spans[1][place] = part.forward_s + part.backward_s - put_off
 
     def _exact_work(self, part: StagePart) -> Work:
-        """What a group with this one chunk works."""
+        """What groups work that have this one chunk each."""
         forward_s, backward_s, step_s, weight_s = part.seconds
 
-        def work(once: bool, ahead: Sequence[int], late: Sequence[int]) -> Floats:
+        def work(once: bool, ahead: Ints, late: Ints) -> Floats:
             all_of_it = self.shape.num_microbatches * (forward_s + backward_s) + once * step_s
-            return np.array(all_of_it - ahead[0] * forward_s - late[0] * weight_s)
+            found: Floats = all_of_it - ahead[:, 0] * forward_s - late[:, 0] * weight_s
+            return found
 
         return work
 
@@ -392,6 +397,12 @@ class PipelineScenario:
                 elements = spec.bytes_at(1) // DTYPE_BYTES[spec.dtype] // ways
                 yield names[local], elements * DTYPE_BYTES[chains.budget.policy.gradients]
             layer_index += part.count
+
+
+def _joined(each: Sequence[tuple[Floats, Floats, Floats]]) -> tuple[Floats, Floats, Floats]:
+    """Passes of a chunk of each group, (groups, ...) each."""
+    forward, backward, inputs = (_by_stage(of) for of in zip(*each, strict=True))
+    return forward, backward, inputs
 
 
 def _by_stage(each: Sequence[Floats]) -> Floats:
