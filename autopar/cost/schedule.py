@@ -8,7 +8,7 @@ weights, which wait for nothing but their device, are part of the way to the nex
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from threading import Lock
 from typing import NamedTuple
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopar.cost.orders import Indices, Kind, Shape, order
-from autopar.schedules import SPLIT
+from autopar.schedules import SPLIT, V_SHAPED
 
 Seconds = NDArray[np.float64]
 
@@ -61,6 +61,14 @@ def _counts(shape: Shape, group: int) -> _Counts:
     return _Counts(mine.argmax(axis=1), kind, ahead - whole - inputs, inputs - weights, begun, grown)
 
 
+def _short(shape: Shape) -> Shape:
+    """A shape of few microbatches in which groups hold what they hold in this one: V-shaped schedules repeat one round
+    from 2 p + 1 microbatches on."""
+    if shape.schedule not in V_SHAPED:
+        return shape
+    return replace(shape, num_microbatches=min(shape.num_microbatches, 2 * shape.groups + 1))
+
+
 def _is(kind: Indices, *kinds: Kind) -> NDArray[np.bool_]:
     found: NDArray[np.bool_] = np.any([kind == one for one in kinds], axis=0)
     return found
@@ -74,7 +82,7 @@ def in_flight(shape: Shape) -> tuple[int, ...]:
     """
     most = [0] * shape.stages
     for group in range(shape.groups):
-        counts = _counts(shape, group)
+        counts = _counts(_short(shape), group)
         held = (counts.saved + counts.put_off).max(axis=0).tolist()
         for stage, count in zip(shape.stages_of(group), held, strict=True):
             most[stage] = count
@@ -89,7 +97,7 @@ def weights_behind(shape: Shape) -> tuple[int, ...]:
     """
     found = [0] * shape.stages
     for group in range(shape.groups if shape.schedule in SPLIT else 0):
-        counts = _counts(shape, group)
+        counts = _counts(_short(shape), group)
         sent = np.flatnonzero((counts.chunk == 0) & _is(counts.kind, Kind.BACKWARD, Kind.INPUT))[-1]
         rest = counts.put_off[sent].tolist()
         for stage, count in zip(shape.stages_of(group), rest, strict=True):
@@ -110,7 +118,7 @@ def turns(shape: Shape) -> Turns:
     """The turns of all groups of devices."""
     chunk, ahead = [], []
     for group in range(shape.groups):
-        counts = _counts(shape, group)
+        counts = _counts(_short(shape), group)
         first = int(np.flatnonzero(_is(counts.kind, Kind.BACKWARD, Kind.INPUT))[0])
         chunk.append(counts.chunk[first])
         ahead.append(_before(counts.saved)[first])
@@ -137,7 +145,7 @@ class Holding(NamedTuple):
 @lru_cache(maxsize=4096)
 def holdings(shape: Shape, group: int) -> tuple[Holding, ...]:
     """The fullest states of a group's devices as backward passes run; what another one covers is left out."""
-    counts = _counts(shape, group)
+    counts = _counts(_short(shape), group)
     first_weights = (counts.kind == Kind.WEIGHT) & ~_before(counts.grown)[np.arange(len(counts.kind)), counts.chunk]
     at = np.flatnonzero(_is(counts.kind, Kind.BACKWARD, Kind.INPUT) | first_weights)
     chunk, half = counts.chunk[at, None], _HALF[counts.kind[at, None]]
@@ -154,6 +162,23 @@ _HALF = np.array([{Kind.INPUT: 1, Kind.WEIGHT: 2}.get(kind, 0) for kind in Kind]
 def _before(after: Indices | NDArray[np.bool_]) -> Indices:
     """What was counted after each operation, before each."""
     return np.concatenate([np.zeros_like(after[:1]), after[:-1]])
+
+
+@lru_cache(maxsize=4096)
+def fullest(shape: Shape) -> tuple[int, ...]:
+    """For each stage, of how many microbatches its group holds activations as it holds most beside all gradients.
+
+    A step of one microbatch is counted without gradients.
+    """
+    found = [0] * shape.stages
+    for group in range(shape.groups):
+        counts = _counts(_short(shape), group)
+        saved, grown = _before(counts.saved), _before(counts.grown).all(axis=1)
+        at = _is(counts.kind, Kind.BACKWARD, Kind.INPUT) & (grown | (shape.num_microbatches == 1))
+        held = saved[at][saved[at].sum(axis=1).argmax()] if at.any() else saved[0]
+        for stage, count in zip(shape.stages_of(group), held.tolist(), strict=True):
+            found[stage] = count
+    return tuple(found)
 
 
 def _holding(row: tuple[int, ...], chunks: int) -> Holding:

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autopar.engine.stack_problem import Floats
 
@@ -31,9 +32,13 @@ def least_step_s(total_s: float, num_microbatches: int, stages: int) -> float:
     return total_s / (1.0 - (1.0 - 1.0 / num_microbatches) ** stages)
 
 
-def bound_s(loads: Floats, spans: Floats) -> float:
-    """No partition is better than this; inf if there is none."""
-    return float(max(_suffixes(one, other)[0][0] for one, other in zip(loads, spans, strict=True)))
+def bound_s(loads: Floats, spans: Floats, ends: NDArray[np.intp]) -> float:
+    """No partition is better than this; inf if there is none.
+
+    Loads and spans as in `partitions`, (K, p, n + 1, w): of units a to `ends[a, j]` - 1 for `ends` (n + 1, w), some of
+    all ends.
+    """
+    return float(max(_suffixes(one, other, ends)[0][0] for one, other in zip(loads, spans, strict=True)))
 
 
 def partitions(loads: Floats, spans: Floats) -> Iterator[tuple[float, tuple[int, ...]]]:
@@ -44,7 +49,8 @@ def partitions(loads: Floats, spans: Floats) -> Iterator[tuple[float, tuple[int,
     and over the K ways to reckon, of the spans before i and the load of i. Equal bounds come in a fixed order.
     """
     stages, last = loads.shape[1], loads.shape[2] - 1
-    suffix = np.array([_suffixes(one, other) for one, other in zip(loads, spans, strict=True)])
+    ends = np.arange(last + 1)[None, :]
+    suffix = np.array([_suffixes(one, other, ends) for one, other in zip(loads, spans, strict=True)])
     begin = (0.0,) * len(loads)
     heap: list[tuple[float, int, tuple[int, ...], float, tuple[float, ...]]] = [
         (float(suffix[:, 0, 0].max()), 0, (0,), 0.0, begin)
@@ -67,12 +73,12 @@ def partitions(loads: Floats, spans: Floats) -> Iterator[tuple[float, tuple[int,
                 heappush(heap, entry)
 
 
-def _suffixes(loads: Floats, spans: Floats) -> list[Floats]:
+def _suffixes(loads: Floats, spans: Floats, ends: NDArray[np.intp]) -> list[Floats]:
     """For each stage and first unit, the least bound of cutting what is left into the stages from there on."""
     stages, size = loads.shape[:2]
     end = np.full(size, np.inf)
     end[-1] = 0.0
     found = [end]
     for stage in reversed(range(stages)):
-        found.append(np.maximum(loads[stage], spans[stage] + found[-1][None, :]).min(axis=1))
+        found.append(np.maximum(loads[stage], spans[stage] + found[-1][ends]).min(axis=1))
     return found[::-1]

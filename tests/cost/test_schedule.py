@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from time import process_time
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.cost.orders import Kind, Shape, Work, works
-from autopar.cost.schedule import Holding, holdings, in_flight, simulate
+from autopar.cost.schedule import Holding, fullest, holdings, in_flight, simulate, turns, weights_behind
 from tests.cost.test_orders import shapes
 
 
@@ -187,3 +188,27 @@ def covers(state: Holding, other: Holding) -> bool:
 
 def _amounts(state: Holding) -> tuple[int, ...]:
     return (*state.saved, *state.grown, *state.put_off, *state.begun)
+
+
+@pytest.mark.parametrize("schedule", ["zbv", "dualpipev"])
+@pytest.mark.parametrize("groups", [2, 3, 5])
+def test_what_v_shapes_hold_settles(schedule: str, groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What groups of V-shaped schedules hold is counted of few microbatches: it is that of all of them."""
+    shape = Shape(schedule, groups, 2, 5 * groups)
+    known = [set(holdings.__wrapped__(shape, g)) for g in range(groups)]
+    flying, behind = in_flight.__wrapped__(shape), weights_behind.__wrapped__(shape)
+    ahead = turns.__wrapped__(shape).ahead
+    monkeypatch.setattr("autopar.cost.schedule._short", lambda of: of)
+    assert [set(holdings.__wrapped__(shape, g)) for g in range(groups)] == known
+    assert (in_flight.__wrapped__(shape), weights_behind.__wrapped__(shape)) == (flying, behind)
+    assert np.array_equal(turns.__wrapped__(shape).ahead, ahead)
+
+
+@given(shapes())
+def test_fullest_states_are_those_held(shape: Shape) -> None:
+    """What a group holds at most beside all gradients is the largest of its states in which all exist."""
+    for group in range(shape.groups):
+        own = [h.saved for h in holdings(shape, group) if shape.num_microbatches == 1 or all(h.grown)]
+        found = tuple(fullest(shape)[s] for s in shape.stages_of(group))
+        assert sum(found) == max(map(sum, own), default=0)
+        assert found in own or not own

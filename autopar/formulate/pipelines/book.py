@@ -118,14 +118,14 @@ class Ranges:
 
     `passes_s`: least seconds of the passes of all (`count`) microbatches; `least`: of each pass alone, up to each unit.
     `priced`: by price per byte and number in flight (this many or more), least seconds of all microbatches and once a
-    step, and price of the bytes; `held_bytes`: least bytes with one in flight.
+    step, and price of the bytes; `held_bytes`: by number in flight least bytes.
     """
 
     count: int
     passes_s: Floats
     least: LeastPasses
     priced: dict[float, dict[int, Floats]]
-    held_bytes: Floats
+    held_bytes: dict[int, Floats]
     limit_bytes: int
 
     @property
@@ -142,16 +142,21 @@ class Ranges:
             if not price or count <= in_flight
         ]
         legal: Floats = np.max(usable, axis=0)
-        return np.where(self.held_bytes <= (self.limit_bytes or np.inf), legal, np.inf) if in_flight else legal
+        held = self._held(in_flight)
+        return np.where(held <= (self.limit_bytes or np.inf), legal, np.inf) if in_flight else legal
 
     def joint_load(self, chunks: Sequence[Chunk], in_flight: Sequence[int]) -> float:
         """Least seconds of a step's work of several ranges on one group of devices, under the byte limit."""
         pairs = list(zip(chunks, in_flight, strict=True))
-        if sum(self.held_bytes[c.first, c.end] for c, most in pairs if most) > (self.limit_bytes or np.inf):
+        if sum(self._held(most)[c.first, c.end] for c, most in pairs if most) > (self.limit_bytes or np.inf):
             return np.inf
         return max(
             sum(self._cost(c, price, most) for c, most in pairs) - price * self.limit_bytes for price in self.priced
         )
+
+    def _held(self, in_flight: int) -> Floats:
+        """Least bytes with so many in flight."""
+        return self.held_bytes[max((q for q in self.held_bytes if q <= in_flight), default=min(self.held_bytes))]
 
     def stretch(self, chunks: Sequence[Chunk], in_flight: Sequence[int]) -> float:
         """How many times as long several ranges on one group work for the byte limit's sake."""
@@ -207,8 +212,8 @@ class StageBook:
         for (price, count, _once), cost in zip(prices, costs, strict=True):
             if price != ONLY_BYTES and (price, count, _once) != PASSES:
                 priced.setdefault(price, {})[count] = cost
-        held = costs[prices.index((ONLY_BYTES, chains.in_flight[0], 1.0))]
-        self.least_bytes = float(np.min(held[0, 1:]))
+        held = {q: cost for (price, q, _), cost in zip(prices, costs, strict=True) if price == ONLY_BYTES}
+        self.least_bytes = float(np.min(held[chains.in_flight[0]][0, 1:]))
         passes = costs[prices.index(PASSES)]
         return Ranges(chains.setting.num_microbatches, passes, self._least(chains.least), priced, held, limit)
 
@@ -222,7 +227,7 @@ class StageBook:
         size = np.arange(len(both))
         free = np.where(size[:, None] < size, both - both[:, None], np.inf) * chains.setting.num_microbatches
         return Ranges(
-            chains.setting.num_microbatches, free, self._least(each), {0.0: {1: free}}, np.zeros_like(free), 0
+            chains.setting.num_microbatches, free, self._least(each), {0.0: {1: free}}, {1: np.zeros_like(free)}, 0
         )
 
     def _least(self, each: Sequence[Least]) -> LeastPasses:

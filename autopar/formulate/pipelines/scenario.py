@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from autopar.cost.orders import Shape
-from autopar.cost.schedule import holdings
+from autopar.cost.schedule import fullest, holdings
 from autopar.engine.partition import bound_s, least_step_s, partitions
 from autopar.engine.stack_problem import Floats
 from autopar.formulate.layers.tables import Setting
@@ -129,11 +129,11 @@ class PipelineScenario:
 
     def run_bound_s(self) -> float:
         """A bound from the longest run of layers alone with prices of bytes."""
-        return self._bound_by([book.run_ranges for book in self.books], self._in_flight)
+        return self._bound_by([book.run_ranges for book in self.books], fullest(self.shape))
 
     def bound_s(self) -> float:
         """Seconds that no plan of this scenario under the limit can beat; inf where none is legal or small enough."""
-        return self._bound_by([book.ranges for book in self.books], self._in_flight)
+        return self._bound_by([book.ranges for book in self.books], fullest(self.shape))
 
     def guess_s(self) -> float:
         """About what the fastest plan takes: the bound, with all passes as much longer as the byte limit makes them.
@@ -143,18 +143,19 @@ class PipelineScenario:
         ranges, shape = [book.ranges for book in self.books], self.shape
         cuts = self.cuts or even_cuts(len(self.book.units), shape.stages)
         each = [
-            own.stretch(chunks, [self._in_flight[s] for s in shape.stages_of(g)])
+            own.stretch(chunks, [fullest(self.shape)[s] for s in shape.stages_of(g)])
             for g, (own, chunks) in enumerate(zip(ranges, self._chunks(cuts), strict=True))
         ]
         times = sum(each) / len(each)
         if not np.isfinite(times):
             return self.bound_s()
         known = {own: own.stretched(times) for own in dict.fromkeys(ranges)}
-        return self._bound_by([known[own] for own in ranges], self._in_flight)
+        return self._bound_by([known[own] for own in ranges], fullest(self.shape))
 
     def _bound_by(self, ranges: Sequence[Ranges], in_flight: Sequence[int]) -> float:
         if not self._tried:
-            return bound_s(*self._bounds(ranges, in_flight))
+            ends = self._ends(ranges, in_flight)
+            return bound_s(*self._bounds(ranges, in_flight, ends), ends)
         return min(self._fixed_bound(cuts, ranges, in_flight) for cuts in self._tried)
 
     @cached_property
@@ -169,21 +170,31 @@ class PipelineScenario:
         balanced = balanced_cuts(units.flops, [self.shape.stages_of(g) for g in groups])
         return tuple(dict.fromkeys((balanced, even_cuts(len(units), self.shape.stages))))
 
-    def _bounds(self, ranges: Sequence[Ranges], in_flight: Sequence[int]) -> tuple[Floats, Floats]:
-        """Loads and spans of each stage, which is a group, by the group's ranges: of paths by themselves, and of those
-        that wait for the stages before."""
-        units = np.arange(len(ranges[0].least.forward))
-        start, end = units[None, None, :, None], units[None, None, None, :]
+    def _ends(self, ranges: Sequence[Ranges], in_flight: Sequence[int]) -> Ints:
+        """(n + 1, w): where a stage from each unit on may end, as no partition with a longer one has a lower bound than
+        the most even one."""
+        units = len(self.book.units)
+        most = self._fixed_bound(even_cuts(units, self.shape.stages), ranges, in_flight)
+        short = np.min([own.passes_s for own in dict.fromkeys(ranges)], axis=0) <= most
+        start = np.arange(units + 1)[:, None]
+        width = int((short * (start.T - start)).max()) or units
+        found: Ints = np.minimum(start + np.arange(1, width + 1), units)
+        return found
+
+    def _bounds(self, ranges: Sequence[Ranges], in_flight: Sequence[int], end: Ints) -> tuple[Floats, Floats]:
+        """Loads and spans (2, stages, n + 1, w) of each stage, which is a group, from each unit on to `end`: of paths
+        by themselves, and of those that wait for the stages before."""
+        start = np.arange(len(self.book.units) + 1)[:, None]
         by_count: dict[tuple[Ranges, int], Floats] = {}
         for key in zip(ranges, in_flight, strict=True):
             if key not in by_count:
-                by_count[key] = key[0].load(key[1])
+                by_count[key] = key[0].load(key[1])[start, end]
         loads = _by_stage([by_count[key] for key in zip(ranges, in_flight, strict=True)])
-        passes = _by_stage([own.passes_s for own in ranges])
-        each = [own.least.of(start[0, 0], end[0, 0]) for own in ranges]
+        known = {own: (own.passes_s[start, end], own.least.of(start, end)) for own in dict.fromkeys(ranges)}
+        passes, each = _by_stage([known[own][0] for own in ranges]), [known[own][1] for own in ranges]
         work = self._work([_joined(each)], loads, passes)
-        paths = group_paths(self.shape, self._least(ranges), start, end, work)
-        spans = _by_stage([self._span(own, start[0, 0], end[0, 0]) for own in ranges])
+        paths = group_paths(self.shape, self._least(ranges), start[None, None], end[None, None], work)
+        spans = _by_stage([self._span(own, start, end) for own in ranges])
         return np.stack([np.broadcast_to(of, spans.shape) for of in paths]), np.stack([np.zeros_like(spans), spans])
 
     def _fixed_bound(self, cuts: Cuts, ranges: Sequence[Ranges], in_flight: Sequence[int]) -> float:
@@ -230,20 +241,6 @@ class PipelineScenario:
             return passes
         forward, _, inputs = own.least.of(start, end)
         return np.where(np.isfinite(passes), forward + inputs, np.inf)
-
-    @cached_property
-    def _in_flight(self) -> tuple[int, ...]:
-        """For each stage, of how many microbatches activations are held beside all gradients of its group of devices.
-
-        All stages of a group hold so much at one time. A step of one microbatch is bounded without gradients.
-        """
-        shape, found = self.shape, [0] * self.shape.stages
-        for group in range(shape.groups):
-            full = [h.saved for h in holdings(shape, group) if shape.num_microbatches == 1 or all(h.grown)]
-            most = max(full, key=sum, default=(0,) * shape.chunks)
-            for stage, saved in zip(shape.stages_of(group), most, strict=True):
-                found[stage] = saved
-        return tuple(found)
 
     # --- exact ----------------------------------------------------------------------------------------------------
 
@@ -295,7 +292,8 @@ class PipelineScenario:
 
     def _search(self, seam: Seam, cutoff_s: float) -> SolvedPipeline | None:
         """Look at partitions in order of their bound; a stage is solved when a partition with it comes first."""
-        loads, spans = map(np.array, self._bounds([book.ranges for book in self.books], self._in_flight))
+        every = np.broadcast_to(np.arange(len(self.book.units) + 1), (len(self.book.units) + 1,) * 2)
+        loads, spans = map(np.array, self._bounds([book.ranges for book in self.books], fullest(self.shape), every))
         exact: dict[tuple[int, int, int], GroupPlan | None] = {}
         best: SolvedPipeline | None = None
         seen: set[Cuts] = set()
