@@ -12,12 +12,35 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 DTYPE_BYTES = {
     "float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2,
     "int8": 1, "uint8": 1, "bool": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "complex128": 16,
 }  # fmt: skip
+
+
+Record = TypeVar("Record")
+
+
+def hashed_once(record: type[Record]) -> type[Record]:
+    """Make a frozen dataclass (without slots) keep its hash: a record that is made once and looked up by often.
+
+    The hash isn't sent to other processes, where that of a text is another.
+    """
+    found = record.__hash__
+
+    def kept_hash(self: Any) -> int:
+        kept: dict[str, Any] = self.__dict__
+        if "_hash" not in kept:
+            kept["_hash"] = found(self)
+        return int(kept["_hash"])
+
+    def state(self: Any) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+
+    record.__hash__, record.__getstate__ = kept_hash, state  # type: ignore[method-assign]
+    return record
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -104,6 +127,7 @@ class Saved:
     extra: tuple[TensorSpec, ...] = ()
 
 
+@hashed_once
 @dataclass(frozen=True)
 class Op:
     """One ATen call: `results = target(*args, **kwargs)`.
@@ -139,6 +163,7 @@ def _refs(argument: object) -> list[str]:
 # --- layers -----------------------------------------------------------------------------------------------------
 
 
+@hashed_once
 @dataclass(frozen=True)
 class LayerClass:
     """The computation of one or more equal layers, over local names.
@@ -383,7 +408,8 @@ class Operand:
     requires_grad: bool
 
 
-@dataclass(frozen=True, slots=True)
+@hashed_once
+@dataclass(frozen=True)
 class OpKey:
     """One local operator call, complete enough to be rebuilt and timed anywhere: tensors are `Operand`s."""
 

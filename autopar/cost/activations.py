@@ -8,18 +8,17 @@ has run again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from collections.abc import Iterable, Set
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
 from math import prod
-from typing import ClassVar
 
-from autopar.cost.work import is_pointwise, passes_gradient
+from autopar.cost.storages import Place, Storages
 from autopar.graph import DTYPE_BYTES, LayerClass, local_shape
-from autopar.shard.program import Program, Relayout, Step, read_by
-from autopar.shard.put_off import product_with_weight
+from autopar.shard.program import Call, Program
 from autopar.shard.regions import rerun_regions
-from autopar.shard.saved import inner_saved_bytes, run_again, saved_names
+from autopar.shard.saved import inner_saved_bytes
 
 
 @dataclass(frozen=True)
@@ -49,16 +48,18 @@ def activations(
     promised: frozenset[int] = frozenset(),
     accumulates: bool = False,
     offloaded: bool = False,
+    storages: Storages | None = None,
 ) -> Activations:
     """Activations of `program` at a global microbatch of `batch` samples.
 
     `held` names inputs that an earlier layer keeps: they cost nothing here. `promised` are positions, among inputs and
     then outputs, of what later layers take to be kept by this one: it counts here, however the layer is run. `unread`
     are positions of outputs for which no gradient comes back. With `accumulates`, a parameter's new gradient exists
-    beside the sum it is added to. `offloaded`: what is saved is kept in the host's memory, by all layers.
+    beside the sum it is added to. `offloaded`: what is saved is kept in the host's memory, by all layers. `storages`:
+    those of the program, where they are known.
     """
-    walk = (_Offloaded if offloaded else _Walk)(program, batch, held, unread, accumulates)
-    ends = [walk.storage[name] for name in (*program.inputs, *program.outputs)]
+    walk = (_Offloaded if offloaded else _Walk)(storages or Storages(program), batch, held, unread, accumulates)
+    ends = walk.storages.ends
     saved = walk.bytes_of(walk.saved | {ends[i] for i in promised if walk.stays(ends[i])}) + sum(walk.extra_saved)
     *backward, put_off = walk.backward_peaks()
     forward, back, growing, parting = (max(0, peak - saved) for peak in (walk.forward_peak(), *backward))
@@ -78,122 +79,113 @@ def outputs_saved(layer: LayerClass) -> frozenset[str]:
     return frozenset(n for n in (*layer.inputs, *layer.outputs) if layer.root[n] in saved)
 
 
-@dataclass
 class _Walk:
-    """Storages of a program and the two walks over its steps. A storage is named by the first value that lies in it."""
+    """The two walks over a program's steps, with the bytes of its storages."""
 
-    program: Program
-    batch: int
-    held: frozenset[str]
-    unread: frozenset[int]
-    accumulates: bool
-    storage: dict[str, str] = field(default_factory=dict)
-    size: dict[str, int] = field(default_factory=dict)
-    _made: dict[range, set[str]] = field(default_factory=dict)
-    _local: dict[str, int] = field(default_factory=dict)
+    def __init__(
+        self, storages: Storages, batch: int, held: frozenset[str], unread: frozenset[int], accumulates: bool
+    ) -> None:
+        self.storages, self.program, self.batch = storages, storages.program, batch
+        self.unread, self.accumulates = unread, accumulates
+        self.local = self._local_bytes()
+        self.size = {s: self.local[s] for s in storages.of.values()}
+        self.size |= dict.fromkeys((*self.program.params, *self.program.buffers), 0)  # counted as parameters
+        self.size |= dict.fromkeys((name for name in self.program.inputs if name in held and self.stays(name)), 0)
+        self.extra = [
+            inner_saved_bytes(step, self.program, batch) if isinstance(step, Call) else 0 for step in self.program.steps
+        ]
+        self.extra_saved = self._extra_saved()
+        self.there = self._there()
 
-    def __post_init__(self) -> None:
-        for name in (*self.program.params, *self.program.buffers):
-            self.storage[name], self.size[name] = name, 0  # counted as parameters
-        for name in self.program.inputs:
-            free = name in self.held and self.stays(name)
-            self.storage[name], self.size[name] = name, 0 if free else self.local_bytes(name)
-        for step in self.program.steps:
-            for name, source in _results(step):
-                self.storage[name] = self.storage[source] if source else name
-                self.size.setdefault(self.storage[name], self.local_bytes(name))
-
-    def local_bytes(self, name: str) -> int:
-        """Bytes of one device's shard of a value."""
-        if name not in self._local:
-            spec = self.program.values[name]
-            shape = local_shape(spec, self.batch, self.program.layouts[name], self.program.axis_sizes)
-            self._local[name] = prod(shape) * DTYPE_BYTES[spec.dtype]
-        return self._local[name]
+    def _local_bytes(self) -> dict[str, int]:
+        """Bytes of one device's shard of each value."""
+        values, layouts, sizes = self.program.values, self.program.layouts, self.program.axis_sizes
+        return {
+            name: prod(local_shape(spec, self.batch, layouts[name], sizes)) * DTYPE_BYTES[spec.dtype]
+            for name, spec in values.items()
+            if name in layouts
+        }
 
     def bytes_of(self, storages: Iterable[str]) -> int:
         """Bytes of storages, each counted once."""
         return sum(self.size[s] for s in set(storages))
 
-    @cached_property
-    def kept(self) -> list[set[str]]:
-        """Storages that the backward of each step reads."""
-        return [
-            set() if isinstance(step, Relayout) else {self.storage[name] for name in saved_names(step)}
-            for step in self.program.steps
-        ]
-
-    @cached_property
-    def extra(self) -> list[int]:
-        """Bytes born inside each step that its backward reads."""
-        return [
-            0 if isinstance(step, Relayout) else inner_saved_bytes(step, self.program, self.batch)
-            for step in self.program.steps
-        ]
-
-    @cached_property
-    def region_of(self) -> dict[int, range]:
-        """The region of each step that is in one."""
-        return {i: region for region in self.program.regions for i in region}
-
-    @cached_property
-    def needed_from(self) -> dict[str, int]:
-        """Storages kept for the backward, with the first step that needs them: the last to do so in the backward."""
-        first: dict[str, int] = {}
-        for region in self.program.regions:
-            for name in self.program.entering(region):
-                first[self.storage[name]] = min(region.start, first.get(self.storage[name], region.start))
-        for i, storages in enumerate(self.kept):
-            for s in storages if i not in self.region_of else ():
-                first[s] = min(i, first.get(s, i))
-        return first
+    # --- what is saved --------------------------------------------------------------------------------------------
 
     @property
     def saved(self) -> set[str]:
-        """Storages kept for the backward."""
-        return {*self.needed_from}
+        """Storages kept for the backward, on the device."""
+        return {*self.storages.needed_from}
 
-    @cached_property
-    def extra_saved(self) -> list[int]:
-        """Bytes born inside each step and kept for the backward."""
-        return [0 if i in self.region_of else size for i, size in enumerate(self.extra)]
-
-    to_host: ClassVar[tuple[int, ...]] = ()
+    @property
+    def to_host(self) -> tuple[int, ...]:
+        """Bytes of each storage that is kept elsewhere."""
+        return ()
 
     def stays(self, storage: str) -> bool:  # noqa: ARG002 - all do
         """Whether a storage is kept on the device where it is saved."""
         return True
 
-    def needed_at(self, position: int) -> set[str]:
-        """Saved storages that are on the device while the step at `position` runs backward."""
-        return {s for s, first in self.needed_from.items() if first <= position}
+    def _extra_saved(self) -> list[int]:
+        """Bytes born inside each step and kept for the backward."""
+        return [0 if i in self.storages.region_of else size for i, size in enumerate(self.extra)]
 
-    def inner_at(self, position: int) -> int:
-        """Saved bytes born inside steps that are there then."""
-        return sum(self.extra_saved[: position + 1])
+    def _there(self) -> dict[str, tuple[int, int]]:
+        """The first and the last step in whose backward each saved storage is on the device."""
+        return {s: (first, len(self.extra)) for s, first in self.storages.needed_from.items()}
+
+    def _inner(self) -> list[int]:
+        """Saved bytes born inside steps that are there while each step runs backward."""
+        return list(accumulate(self.extra_saved))
+
+    def _needed(self) -> list[int]:
+        """Bytes of saved storages that are there while each step runs backward."""
+        change = [0] * (len(self.extra) + 2)
+        for storage, (first, last) in self.there.items():
+            change[first] += self.size[storage]
+            change[last + 1] -= self.size[storage]
+        return list(accumulate(change))
+
+    def _away(self, storages: Iterable[str], position: int) -> int:
+        """Bytes of those storages that are not saved and there while the step at `position` runs backward."""
+        missing = 0
+        for s in storages:
+            first, last = self.there.get(s, (1, 0))
+            missing += 0 if first <= position <= last else self.size[s]
+        return missing
 
     # --- forward --------------------------------------------------------------------------------------------------
 
     def forward_peak(self) -> int:
         """Most bytes at once in the forward pass, what is saved so far included; the caller holds the inputs."""
-        steps = self.program.steps
-        forever = {self.storage[n] for n in (*self.program.inputs, *self.program.outputs)}
-        last = {self.storage[name]: i for i, step in enumerate(steps) for name in read_by(step)}
-        live = {self.storage[n] for n in self.program.inputs}
-        peak = extra = 0
-        forever |= self.saved
-        for i, step in enumerate(steps):
-            live |= {self.storage[name] for name, _ in _results(step)}
-            peak = max(peak, self.bytes_of(live) + extra + self.extra[i] + self._forward_buffer(step))
-            extra += self.extra_saved[i]
-            live -= {s for s in live if last.get(s, i) <= i and s not in forever}
+        inputs = {*self.storages.ends[: len(self.program.inputs)]}
+        forever = {*self.storages.ends} | self.saved
+        return self._peak(range(len(self.extra)), inputs, self.storages.last_used, forever, self.extra_saved)
+
+    def _peak(self, steps: range, live: set[str], last: dict[str, int], forever: Set[str], kept: list[int]) -> int:
+        """Most bytes at once while steps run one after the other, `live` at first.
+
+        Counted are storages of which `last` says which step is the last to use them: then they go, but those that stay
+        `forever`. `kept` of the bytes born inside each step stay.
+        """
+        live, total, peak, extra = {*live}, self.bytes_of(live), 0, 0
+        for i in steps:
+            place = self.storages.steps[i]
+            for s in place.made_in:
+                if s in last and s not in live:
+                    live.add(s)
+                    total += self.size[s]
+            peak = max(peak, total + extra + self.extra[i] + self._forward_buffer(place))
+            extra += kept[i]
+            for s in place.used_in:
+                if s in live and last[s] == i and s not in forever:
+                    live.discard(s)
+                    total -= self.size[s]
         return peak
 
-    def _forward_buffer(self, step: Step) -> int:
+    def _forward_buffer(self, place: Place) -> int:
         """A gather or scatter along an inner dim goes through a second buffer."""
-        if isinstance(step, Relayout) and any(m.kind != "slice" and max(m.dim, m.to_dim) > 0 for m in step.forward):
-            return max(self.local_bytes(step.source), self.local_bytes(step.result))
-        return 0
+        return max(self.local[n] for n in place.buffered) if place.buffered else 0
 
     # --- backward -------------------------------------------------------------------------------------------------
 
@@ -204,109 +196,73 @@ class _Walk:
         put off (the second half then adds one weight's to its sum). Then the bytes of what those are made from: the
         operands of products, and the gradients that arrive at them, each once.
         """
-        read = [n for i, n in enumerate(self.program.outputs) if self._wants(n) and i not in self.unread]
-        gradients = {n: (n, self.local_bytes(n)) for n in read}
+        storages, local = self.storages, self.local
+        read = [n for i, n in enumerate(self.program.outputs) if storages.wants(n) and i not in self.unread]
+        gradients = {n: (n, local[n]) for n in read}
+        needed, inner = self._needed(), self._inner()
         rerun: set[range] = set()
         grown: dict[str, int] = {}
         peak = growing = parting = weight = 0
         operands: set[str] = set()
         waiting: dict[str, int] = {}
-        for i in reversed(range(len(self.program.steps))):
-            step = self.program.steps[i]
-            arriving = [gradients.pop(name) for name, _ in _results(step) if name in gradients]
+        for i in reversed(range(len(storages.steps))):
+            place = storages.steps[i]
+            arriving = [gradients.pop(name) for name in place.made if name in gradients]
             if not arriving:
                 continue
-            needed, inner = self.needed_at(i), self.inner_at(i)
-            region = self.region_of.get(i)
+            region = storages.region_of.get(i)
+            there, again = needed[i] + inner[i], frozenset[str]()
             if region is not None and region not in rerun:
                 rerun.add(region)
-                again = inner + self._rerun_peak(region)
                 still = dict([*arriving, *gradients.values()])
-                parting = max(parting, again + self.bytes_of(needed | operands) + sum((still | waiting).values()))
-                again += self.bytes_of(needed) + sum(still.values())
-                peak, growing = max(peak, again), max(growing, again + sum(grown.values()))
-            roles = None if isinstance(step, Relayout) else product_with_weight(step, self.program)
-            if roles:
-                operands.add(self.storage[read_by(step)[roles.x]])
+                now = there + self._rerun_peak(region) + sum(still.values())
+                peak, growing = max(peak, now), max(growing, now + sum(grown.values()))
+                parting = max(parting, now + self._away(operands, i) + _beside(waiting, still))
+            own = {name: local[name] for name in place.weights}
+            if place.product:
+                operands.add(place.product)
                 waiting |= arriving
-                weight = max(weight, sum(self._own_gradients(step).values()))
-            made = self._gradients_made(step, i, arriving)
+                weight = max(weight, sum(own.values()))
+            made = self._gradients_made(place, i, arriving)
             live = dict([*arriving, *gradients.values(), *made.values()])
             if region:
-                needed |= self._rerun(region, i)
-                inner += sum(self.extra[region.start : i + 1])
-            own = self._own_gradients(step)
+                again = storages.kept_again(region, i)
+                there += sum(self.extra[region.start : i + 1])
             grown |= own
             beside = sum(own.values()) if self.accumulates else 0
-            inner += self._backward_buffer(step)
-            now = inner + self.bytes_of(needed) + sum(live.values())
+            now = there + self._backward_buffer(place) + sum(live.values())
+            parted = now + self._away(again | operands, i) + _beside(waiting, live)
+            now += self._away(again, i)
             peak = max(peak, now + beside)
             growing = max(growing, now + sum(grown.values()))
-            now = inner + self.bytes_of(needed | operands) + sum((live | waiting).values())
-            parting = max(parting, now + (0 if roles else beside))
+            parting = max(parting, parted + (0 if place.product else beside))
             gradients.update(made)
-        late = sum(map(self.local_bytes, operands)) + sum(waiting.values())
+        late = sum(local[s] for s in operands) + sum(waiting.values())
         return peak, growing, max(parting, late + weight), late
-
-    def _rerun(self, region: range, position: int) -> set[str]:
-        """Storages made anew by a region that its steps up to the one at `position` need in their backward."""
-        return {s for i in range(region.start, position + 1) for s in self.kept[i]} & self._made_in(region)
 
     def _rerun_peak(self, region: range) -> int:
         """Most bytes at once that a region makes while it runs again."""
-        again = run_again(region, self.program.steps)
-        made = self._made_in(region)
-        forever = {s for i in region for s in self.kept[i]}
-        last = {self.storage[name]: i for i in again for name in read_by(self.program.steps[i])}
-        live: set[str] = set()
-        peak = extra = 0
-        for i in again:
-            step = self.program.steps[i]
-            live |= {self.storage[name] for name, _ in _results(step)} & made
-            extra += self.extra[i]
-            peak = max(peak, self.bytes_of(live) + extra + self._forward_buffer(step))
-            live -= {s for s in live if last.get(s, i) <= i and s not in forever}
-        return peak
+        steps, last, kept = self.storages.again[region]
+        return self._peak(steps, set(), last, kept, self.extra)
 
-    def _made_in(self, region: range) -> set[str]:
-        """Storages that a region makes."""
-        if region not in self._made:
-            self._made[region] = self._find_made_in(region)
-        return self._made[region]
-
-    def _find_made_in(self, region: range) -> set[str]:
-        made = {self.storage[name] for i in region for name, _ in _results(self.program.steps[i])}
-        return made - {self.storage[name] for name in self.program.entering(region)}
-
-    def _wants(self, name: str) -> bool:
-        return self.program.values[name].requires_grad
-
-    def _gradients_made(self, step: Step, position: int, arriving: list[tuple[str, int]]) -> dict[str, tuple[str, int]]:
-        """Buffers of the gradients a step makes, by value: (name of the buffer, bytes)."""
+    def _gradients_made(
+        self, place: Place, position: int, arriving: list[tuple[str, int]]
+    ) -> dict[str, tuple[str, int]]:
+        """Buffers of the gradients of values a step makes, by value: (name of the buffer, bytes)."""
         made = {}
-        for name in dict.fromkeys(read_by(step)):
-            if self._wants(name) and name not in self.program.params:
-                size = self.local_bytes(name)
-                passed = _passes_on(step) and size <= arriving[0][1]
-                made[name] = arriving[0] if passed else (f"{name} from {position}", size)
+        for name in place.wanting:
+            size = self.local[name]
+            passed = place.passes_on and size <= arriving[0][1]
+            made[name] = arriving[0] if passed else (f"{name} from {position}", size)
         return made
 
-    def _own_gradients(self, step: Step) -> dict[str, int]:
-        """Bytes of the gradients of the parameters that a step reads."""
-        if isinstance(step, Relayout):
-            return {}
-        return {n: self.local_bytes(n) for n in step.operands if n in self.program.params and self._wants(n)}
-
-    def _backward_buffer(self, step: Step) -> int:
+    def _backward_buffer(self, place: Place) -> int:
         """Buffers of one step's backward beside the gradients of its operands and of parameters."""
-        if isinstance(step, Relayout):
-            return 0
-        result = max(self.local_bytes(name) for name in step.op.results)
-        buffer = 0
-        if is_pointwise(step.op.target) and any(self._wants(n) and self.local_bytes(n) < result for n in step.operands):
-            buffer += result  # the gradient before it is summed for the operand that was broadcast
-        if ".cross_entropy_loss" in step.op.target:
-            buffer += self.local_bytes(step.operands[0])  # gradient of the log-softmax
+        buffer = self.local[place.scored] if place.scored else 0  # gradient of the log-softmax
+        if place.summed:
+            result = max(self.local[name] for name in place.made)
+            if any(self.local[name] < result for name in place.summed):
+                buffer += result  # the gradient before it is summed for the operand that was broadcast
         return buffer
 
 
@@ -324,44 +280,28 @@ class _Offloaded(_Walk):
     @property
     def saved(self) -> set[str]:
         """Storages that stay."""
-        return {s for s in self.needed_from if self.stays(s)}
+        return {s for s in self.storages.needed_from if self.stays(s)}
 
-    @cached_property
-    def extra_saved(self) -> list[int]:
+    def _extra_saved(self) -> list[int]:
         """Nothing born inside steps stays."""
         return [0] * len(self.extra)
 
-    @cached_property
-    def last_needed(self) -> dict[str, int]:
-        """The last step that needs each storage, the first to do so in the backward pass."""
-        return {s: i for i, storages in enumerate(self.kept) for s in storages}
+    def _there(self) -> dict[str, tuple[int, int]]:
+        """Of those that don't stay, from where they come back to where they have been read."""
+        last = self.storages.last_needed
+        return {s: (a, b if self.stays(s) else last[s]) for s, (a, b) in super()._there().items()}
 
-    def needed_at(self, position: int) -> set[str]:
-        """Those that stay, and those that have come back and are still to be read."""
-        needed = super().needed_at(position)
-        return {s for s in needed if self.stays(s) or position <= self.last_needed[s]}
-
-    def inner_at(self, position: int) -> int:
-        """What the step itself reads."""
-        return self.extra[position]
+    def _inner(self) -> list[int]:
+        """What each step itself reads."""
+        return self.extra
 
     @property
-    def to_host(self) -> tuple[int, ...]:  # type: ignore[override]
+    def to_host(self) -> tuple[int, ...]:
         """Bytes of each storage that doesn't stay."""
-        found = [self.size[s] for s in self.needed_from if not self.stays(s)] + self.extra
+        found = [self.size[s] for s in self.storages.needed_from if not self.stays(s)] + self.extra
         return tuple(size for size in found if size)
 
 
-def _results(step: Step) -> list[tuple[str, str | None]]:
-    """Names a step makes, each with the name it shares its storage with."""
-    if isinstance(step, Relayout):
-        return [(step.result, None if step.forward else step.source)]
-    read_as = dict(zip(step.op.operands, step.operands, strict=True))
-    return [(r, read_as[a] if a else None) for r, a in zip(step.op.results, step.op.alias_of, strict=True)]
-
-
-def _passes_on(step: Step) -> bool:
-    """Whether the gradient of a step's operand is that of its result, in the same buffer."""
-    if isinstance(step, Relayout):
-        return not step.backward
-    return passes_gradient(step.op.target)
+def _beside(waiting: dict[str, int], live: dict[str, int]) -> int:
+    """Bytes of gradients that wait and aren't live."""
+    return sum(size for name, size in waiting.items() if name not in live)

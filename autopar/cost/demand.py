@@ -89,17 +89,19 @@ class _Table(Generic[Key]):
 
     def __init__(self, keys: Sequence[Key], seconds: Seconds, sources: Sequence[Source]) -> None:
         self.index: dict[Key, int] = {key: i for i, key in enumerate(keys)}
-        self.seconds, self.sources = seconds, np.array(sources, dtype=object)
+        self.seconds, self.names = seconds, sorted({*sources})
+        numbers = {name: i for i, name in enumerate(self.names)}
+        self.source = np.array([numbers[source] for source in sources], dtype=np.intp)
 
     def total(self, wanted: Sequence[Sequence[Key]], by_source: dict[Source, Seconds]) -> Seconds:
         """Sum of each sequence of keys, shape (wanted,); `by_source` grows by the same sums, split by source."""
         owner = np.repeat(np.arange(len(wanted)), [len(keys) for keys in wanted])
         which = np.array([self.index[key] for keys in wanted for key in keys], dtype=np.intp)
+        seconds, source = self.seconds[which], self.source[which]
         result = np.zeros(len(wanted))
-        for source in sorted(set(self.sources[which])):
-            chosen = self.sources[which] == source
-            share = np.zeros(len(wanted))
-            np.add.at(share, owner[chosen], self.seconds[which[chosen]])
-            by_source[source] = by_source.get(source, 0.0) + share
+        for number in np.unique(source).tolist():
+            mine, name = source == number, self.names[number]
+            share = np.bincount(owner[mine], seconds[mine], len(wanted)).astype(np.float64)
+            by_source[name] = by_source.get(name, 0.0) + share
             result += share
         return result

@@ -101,9 +101,15 @@ def uneven_dims(dims: Dims, layouts: Iterable[Layout | None], sizes: tuple[int, 
 
     Else (): what a change of layout takes is then the same for all values of so many elements.
     """
-    splits = {(d, axes_of(x, d)) for x in layouts if x is not None for d in range(len(dims))}
-    even = all(is_even(*dims[d], tuple(sizes[a] for a in axes)) for d, axes in splits)
-    return () if even else dims
+    splits = _splits(tuple(layouts), sizes) if dims else ()
+    return () if all(is_even(*dims[d], ways) for d, ways in splits) else dims
+
+
+@lru_cache(maxsize=1 << 14)
+def _splits(layouts: tuple[Layout | None, ...], sizes: tuple[int, ...]) -> frozenset[tuple[int, tuple[int, ...]]]:
+    """The dims that some of the layouts split, each with the sizes of the axes that do."""
+    split = {(d, x) for x in layouts if x is not None for d in x if d >= 0}
+    return frozenset((d, tuple(sizes[a] for a in axes_of(x, d))) for d, x in split)
 
 
 @lru_cache(maxsize=1 << 18)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 from autopar.cost.demand import Demand, price_demands
@@ -11,7 +11,7 @@ from autopar.cost.moves import collective_key, relayout_demand
 from autopar.cost.passes import tensor_arguments
 from autopar.cost.pricer import Pricer, Source
 from autopar.cost.work import is_view
-from autopar.graph import DTYPE_BYTES, LayerClass, Op, OpKey
+from autopar.graph import DTYPE_BYTES, LayerClass, Op, Operand, OpKey
 from autopar.plan import MeshAxis
 from autopar.shard.localize import op_key
 from autopar.shard.program import Call, Program, Relayout
@@ -102,14 +102,13 @@ def call_demand(call: Call, program: Program, layer: LayerClass, batch: int, mes
     An operand that is read again later already has a gradient when this op's comes: the two are added. Of `program`
     only specs and mesh are used: the layouts are those of the call, which need not be part of it.
     """
-    program = replace(program, layouts=dict(zip(call.operands, call.operand_layouts, strict=True)))
     inner, inner_backward = (
         tuple(collective_key(kind, prod(shape) * DTYPE_BYTES[dtype], axes, mesh) for kind, axes, shape, dtype in found)
         for found in (inner_collectives(call, program, batch), inner_collectives_backward(call, program, batch))
     )
     key = op_key(call, program, batch)
     added = tuple(
-        OpKey("aten.add_.Tensor", (replace(operand, requires_grad=False),) * 2)
+        OpKey("aten.add_.Tensor", (Operand(operand.shape, operand.dtype, False),) * 2)
         for name, operand in zip(call.op.operands, tensor_arguments(key), strict=True)
         if operand.requires_grad and _is_read_later(name, call.op, layer)
     )

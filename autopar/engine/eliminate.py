@@ -46,6 +46,11 @@ class Shape:
         """Lengths of the table."""
         return tuple(int(m.max(initial=-1)) + 1 for m in self.maps)
 
+    @cached_property
+    def listed(self) -> tuple[list[int], ...]:
+        """The maps as lists."""
+        return tuple(m.tolist() for m in self.maps)
+
     def map_of(self, variable: int) -> Labels:
         """The entry of each label of `variable`."""
         return self.maps[self.scope.index(variable)]
@@ -290,13 +295,26 @@ def _neighbours(variable: int, shapes: Iterable[Shape]) -> list[int]:
 
 def _joint_classes(variable: int, shapes: Iterable[Shape], size: int) -> tuple[Labels, Labels]:
     """Classes of the labels of `variable` that none of `shapes` over other variables, too, can tell apart."""
-    maps = [s.map_of(variable) for s in shapes if variable in s.scope and len(s.scope) > 1]
-    return classes_of(zip(*(m.tolist() for m in maps), strict=True)) if maps else classes_of([0] * size)
+    maps = [s.listed[s.scope.index(variable)] for s in shapes if variable in s.scope and len(s.scope) > 1]
+    return classes_of(zip(*maps, strict=True)) if maps else classes_of([0] * size)
 
 
 def _entries(variable: int, shapes: Sequence[Shape]) -> int:
     """Entries of the table that eliminating `variable` makes, for one scenario."""
-    return prod(len(_joint_classes(n, shapes, 0)[1]) for n in _neighbours(variable, shapes))
+    maps: dict[int, list[tuple[Shape, int]]] = {}
+    for shape in shapes:
+        for axis, v in enumerate(shape.scope):
+            if v != variable:
+                maps.setdefault(v, []).append((shape, axis))
+    return prod(map(_joint_entries, maps.values()))
+
+
+def _joint_entries(maps: Sequence[tuple[Shape, int]]) -> int:
+    """How many classes of the labels of a variable the axes of some shapes tell apart."""
+    if len(maps) == 1:
+        ((shape, axis),) = maps
+        return shape.entries[axis]
+    return len(set(zip(*(shape.listed[axis] for shape, axis in maps), strict=True)))
 
 
 def _minimum(variable: int, size: int, factors: Sequence[int], shapes: Sequence[Shape]) -> _Minimum:

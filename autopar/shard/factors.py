@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import gcd
 from typing import TypeAlias
 
-from autopar.graph import Extent
+from autopar.graph import Extent, hashed_once
 
 LINEAR = "+"
 """Pseudo factor of ops that are linear in all their operands: on its axis operands and results are partial sums."""
@@ -23,6 +23,7 @@ class Factor:
     extent: Extent
 
 
+@hashed_once
 @dataclass(frozen=True)
 class OpRule:
     """Factors of one op and where they stand.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from itertools import product
 from math import prod
 
@@ -26,6 +26,11 @@ Layouts = tuple[Layout, ...]
 
 def rule_for(op: Op, layer: LayerClass) -> OpRule | None:
     """The rule of an op of `layer`, or None when there is none: the op can then only be replicated."""
+    return _rule_in(op, layer)
+
+
+@lru_cache(maxsize=1 << 14)
+def _rule_in(op: Op, layer: LayerClass) -> OpRule | None:
     return _rule(op, tuple(layer.values[n] for n in op.operands), tuple(layer.values[n] for n in op.results))
 
 
@@ -42,6 +47,7 @@ def register(target: str, line: str) -> None:
     """Give the op `target` (`mylib::op`) the rule `line`; raises ConfigError when either can't be read."""
     judge_by(_register(target, line), keeps_apart)
     _rule.cache_clear()
+    _rule_in.cache_clear()
 
 
 def keeps_apart(op: Op, values: Mapping[str, TensorSpec]) -> bool:
@@ -90,13 +96,14 @@ def _split_by(chosen: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[int, ...
 
 
 def _legal(extent: Extent, solid: bool, batch: int, sizes: tuple[int, ...]) -> bool:
-    """Whether axes of `sizes` may split a factor; a solid one must have something for every rank.
+    """Whether axes of `sizes` may split a factor."""
+    return is_dealt(extent, batch, prod(sizes)) and (not solid or _reaches_all(extent, batch, sizes))
 
-    Of 7 over 2 x 3 ranks the first three have 2, 2 and 0, the others one each.
-    """
-    if not is_dealt(extent, batch, prod(sizes)):
-        return False
-    return not solid or all(part_of(extent, batch, sizes, place)[1] for place in product(*map(range, sizes)))
+
+@lru_cache(maxsize=1 << 14)
+def _reaches_all(extent: Extent, batch: int, sizes: tuple[int, ...]) -> bool:
+    """Whether every rank of axes of `sizes` has something: of 7 over 2 x 3 the first three have 2, 2 and 0."""
+    return all(part_of(extent, batch, sizes, place)[1] for place in product(*map(range, sizes)))
 
 
 def layouts_of(rule: OpRule, op: Op, layer: LayerClass, factors: tuple[str, ...]) -> tuple[Layouts, Layouts]:

@@ -20,11 +20,12 @@ from autopar.engine.eliminate import Elimination
 from autopar.engine.label_graph import LabelGraph
 from autopar.formulate.layers.call_prices import CallPrices
 from autopar.formulate.layers.labels import LabelSpace, label_space
+from autopar.formulate.layers.mode_costs import Part, label_graph
 from autopar.formulate.layers.rates import ParameterRates
 from autopar.formulate.layers.relayout_prices import RelayoutPrices
 from autopar.formulate.layers.runs import LayerRun, layer_runs
 from autopar.formulate.layers.storing import gathered_again, storage_costs
-from autopar.formulate.layers.tables import Mode, Part, Setting, label_graph, passing_seconds, space_costs
+from autopar.formulate.layers.tables import Mode, Setting, passing_seconds, space_costs
 from autopar.formulate.pins import Pins
 from autopar.formulate.planner import Planner
 from autopar.graph import OpGraph, follow_layout, local_shape

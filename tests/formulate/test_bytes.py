@@ -13,10 +13,11 @@ from autopar.cost.roofline import RooflinePricer
 from autopar.engine.eliminate import eliminate
 from autopar.formulate.chains.figures import layer_figures
 from autopar.formulate.layers.call_prices import CallPrices
+from autopar.formulate.layers.mode_costs import Part, label_graph
 from autopar.formulate.layers.relayout_prices import RelayoutPrices
 from autopar.formulate.layers.runs import layer_runs
 from autopar.formulate.layers.storing import storage_costs
-from autopar.formulate.layers.tables import Part, Setting, label_graph, passing_seconds, space_costs
+from autopar.formulate.layers.tables import Setting, passing_seconds, space_costs
 from autopar.formulate.mesh import mesh_of
 from autopar.formulate.pins import Pins
 from autopar.formulate.planner import Planner

@@ -14,10 +14,11 @@ from autopar.formulate.layers.call_prices import CallPrices
 from autopar.formulate.layers.labels import label_space
 from autopar.formulate.layers.ladder import NO_TIME, ONLY_BYTES
 from autopar.formulate.layers.layer_tables import Ask, LayerSolver
+from autopar.formulate.layers.mode_costs import Part, label_graph
 from autopar.formulate.layers.relayout_prices import RelayoutPrices
 from autopar.formulate.layers.runs import layer_runs
 from autopar.formulate.layers.storing import storage_costs
-from autopar.formulate.layers.tables import Part, Price, Setting, label_graph, passing_seconds, space_costs
+from autopar.formulate.layers.tables import Price, Setting, passing_seconds, space_costs
 from autopar.formulate.mesh import mesh_of
 from autopar.formulate.pins import Pins
 from tests.formulate.cases import Laid, cluster_of, laid_out, traced

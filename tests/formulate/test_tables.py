@@ -10,7 +10,9 @@ import pytest
 
 from autopar.engine.eliminate import eliminate
 from autopar.engine.label_graph import Costs, LabelGraph
-from autopar.formulate.layers.tables import Setting
+from autopar.formulate.layers.call_prices import CallPrices
+from autopar.formulate.layers.labels import label_space
+from autopar.formulate.layers.tables import Setting, least_of
 from autopar.formulate.mesh import mesh_of
 from autopar.shard.relayout import held_layout
 from tests.formulate.cases import Laid, laid_out, legal_entries, step_s
@@ -79,3 +81,13 @@ def test_any_labelling_is_priced_as_it_lowers(model: str, cluster: str, sizes: t
             for k, *kept in rng.permutation(legal_entries(solved))[:LABELLINGS].tolist():
                 labels = solved.decode(k, kept)
                 assert_priced(laid, k, labels, labelling_s(laid.graph, k, labels))
+
+
+def test_least_seconds_where_labels_are_illegal() -> None:
+    """Of 2 samples 4 devices can't each have one: what no device may do leaves the least seconds of a pass numbers."""
+    for laid in laid_out("mlp", "4xa100-80gb", Setting(mesh_of((2, 2)), 4, 1)):
+        space = label_space(laid.run.layer, laid.run.around, (2, 2), 4)
+        calls = list(CallPrices(laid.pricer).of(space, 2, laid.setting.mesh))
+        assert any(np.isinf(behind).any() for _, _, behind in calls)
+        least = least_of(space, calls)
+        assert 0 <= least.inputs_s <= least.backward_s <= least.both_s

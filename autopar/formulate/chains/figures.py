@@ -16,6 +16,7 @@ from autopar.cost.moves import relayout_demand
 from autopar.cost.pricer import Pricer
 from autopar.cost.program import rerun_of, step_demands
 from autopar.cost.states import HeldParameter, Uses, held_parameters
+from autopar.cost.storages import Storages
 from autopar.cost.sync import optimizer_demand, sync_demand
 from autopar.formulate.layers.call_prices import CallPrices
 from autopar.formulate.layers.labels import at_cut
@@ -31,34 +32,53 @@ from autopar.shard.storage import ParameterStorage
 
 
 @dataclass(frozen=True, eq=False)
-class LoweredLayer:
-    """A layer lowered under a strategy: its program with what it asks for and keeps, whatever its ZeRO level."""
+class Asked:
+    """What the calls of a lowered layer ask for in a setting, and what of them runs again in the backward pass."""
 
-    program: Program
     calls: Demand
     rerun: Demand
+
+    @classmethod
+    def of(cls, program: Program, layer: LayerClass, setting: Setting, known: CallPrices | None = None) -> Asked:
+        """Find it; `known` may have the demands of calls."""
+        where = layer, setting.batch, setting.mesh
+        each = step_demands(program, *where, None if known is None else lambda c: known.demand(c, program, *where))
+        return cls(Demand.joined(each), rerun_of(program, each))
+
+
+@dataclass(frozen=True, eq=False)
+class LoweredLayer:
+    """A layer of a run lowered under a strategy: what it asks for and keeps, whatever its ZeRO level."""
+
+    program: Program
+    asked: Asked
     passing: Demand
     activations: Activations
 
+    @classmethod
+    def of(
+        cls, run: LayerRun, strategy: LayerStrategy, setting: Setting, storages: Storages, asked: Asked
+    ) -> LoweredLayer:
+        """Of the strategy's program, which lies in `storages`; strategies that differ in ZeRO alone come to the same.
 
-def lowered(run: LayerRun, strategy: LayerStrategy, setting: Setting, calls: CallPrices | None = None) -> LoweredLayer:
-    """Lower a layer of `run`; strategies that differ in the ZeRO level alone come to the same.
+        Runs of one class differ in what they keep for others.
+        """
+        around = run.around
+        walked = activations(
+            storages.program, setting.batch, around.held, run.unread, around.promised, setting.num_microbatches > 1,
+            offloaded=strategy.offload == "activations", storages=storages,
+        )  # fmt: skip
+        return cls(storages.program, asked, _passing(run, strategy, setting), walked)
 
-    `calls` may know what they ask for.
-    """
-    around, layer = run.around, run.layer
+
+def lowered(run: LayerRun, strategy: LayerStrategy, setting: Setting) -> LoweredLayer:
+    """Lower a layer of `run`."""
+    around = run.around
     program = lower(
-        layer, strategy, setting.sizes, around.entry, around.leave,
+        run.layer, strategy, setting.sizes, around.entry, around.leave,
         main_input=around.main_input, main_output=around.main_output,
     )  # fmt: skip
-    walked = activations(
-        program, setting.batch, around.held, run.unread, around.promised, setting.num_microbatches > 1,
-        offloaded=strategy.offload == "activations",
-    )  # fmt: skip
-    where = layer, setting.batch, setting.mesh
-    each = step_demands(program, *where, None if calls is None else lambda call: calls.demand(call, program, *where))
-    asked = Demand.joined([*each, saved_demand(walked.to_host)] if walked.to_host else each)
-    return LoweredLayer(program, asked, rerun_of(program, each), _passing(run, strategy, setting), walked)
+    return LoweredLayer.of(run, strategy, setting, Storages(program), Asked.of(program, run.layer, setting))
 
 
 def layer_figures(
@@ -101,7 +121,9 @@ def layer_work(
     )  # fmt: skip
     memory = replace(memory, inputs=_inputs_bytes(run, strategy, setting))
     update = (step_demand if hosted else optimizer_demand)(updated, policy, optimizer)
-    return LayerWork(known.calls, known.passing, micro, known.rerun, step, update, memory)
+    calls, moved = known.asked.calls, known.activations.to_host
+    calls = Demand.joined([calls, saved_demand(moved)]) if moved else calls
+    return LayerWork(calls, known.passing, micro, known.asked.rerun, step, update, memory)
 
 
 def _unmarked(layer: LayerClass, marks: Sequence[bool]) -> frozenset[str]:

@@ -30,7 +30,6 @@ class Siblings:
     """`members` have the same runs and the same choices."""
 
     members: list[Chains] = field(default_factory=list)
-    _solvers: dict[Surroundings, LayerSolver] = field(default_factory=dict)
     _levels: dict[Chains, int] = field(default_factory=dict)
 
     def bound(self, asked: Chains, level: int) -> None:
@@ -111,7 +110,8 @@ class Siblings:
         return Ask(member.costs_in(around), passing, member.setting, member.rates, prices, states, bounding)
 
     def solver(self, member: Chains, around: Surroundings) -> LayerSolver:
-        """Of a layer; its choices are the same for all members."""
-        if around not in self._solvers:
-            self._solvers[around] = LayerSolver(member.space_of(around), around)
-        return self._solvers[around]
+        """Of a layer; its choices are the same for all members, and for all meshes of such sizes."""
+        key = member.space_of(around), around
+        if key not in member.known.solvers:
+            member.known.solvers[key] = LayerSolver(*key)
+        return member.known.solvers[key]

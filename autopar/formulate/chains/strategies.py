@@ -15,10 +15,11 @@ from math import prod
 
 from autopar.cost.layer import LayerWork, figures_of_all
 from autopar.cost.pricer import Pricer
+from autopar.cost.storages import Storages
 from autopar.engine.stack_problem import Choices, Floats
 from autopar.formulate.chains.columns import Budget, Column, choices_of
 from autopar.formulate.chains.dual import Dual
-from autopar.formulate.chains.figures import LoweredLayer, layer_work, lowered
+from autopar.formulate.chains.figures import Asked, LoweredLayer, layer_work
 from autopar.formulate.chains.known import Known
 from autopar.formulate.chains.preselect import Labelling, unbeaten
 from autopar.formulate.chains.reckoning import Reckoning
@@ -231,20 +232,25 @@ class Chains:
         found: list[dict[Labelling, tuple[LayerStrategy, int]]] = [{} for _ in self.runs]
         works: list[LayerWork] = []
         programs: dict[tuple[int, tuple[int, ...], str], LoweredLayer] = {}
+        asked_by: dict[Storages, Asked] = {}
         arcs = list(dict.fromkeys(self._promising([*prices, self._only_bytes])))
         chosen = [*zip(arcs, self._choices(arcs), strict=True), *(self._near(arcs) if wide else ())]
         for (r, arc), choice in chosen if wide else self._unbeaten(chosen):
             if choice in found[r]:
                 continue
             labels, zero, recompute = choice
-            strategy = self._tables[r].space.strategy(dict(enumerate(labels)), zero, recompute)
-            program = self.runs[r].first_layer, labels, recompute
-            if program not in programs:
-                programs[program] = lowered(self.runs[r], strategy, self.setting, self.known.calls)
+            space, run = self._tables[r].space, self.runs[r]
+            strategy = space.strategy(dict(enumerate(labels)), zero, recompute)
+            if (r, labels, recompute) not in programs:
+                storages = self.known.programs(space, labels, recompute)
+                if storages not in asked_by:
+                    asked_by[storages] = Asked.of(storages.program, space.layer, self.setting, self.known.calls)
+                lowered = LoweredLayer.of(run, strategy, self.setting, storages, asked_by[storages])
+                programs[r, labels, recompute] = lowered
             found[r][choice] = strategy, arc.storage * 4 + zero if arc.storage >= 0 else -1
-        for run, own in zip(self.runs, found, strict=True):
+        for r, (run, own) in enumerate(zip(self.runs, found, strict=True)):
             for (labels, _, recompute), (strategy, _) in own.items():
-                known = programs[run.first_layer, labels, recompute]
+                known = programs[r, labels, recompute]
                 works.append(layer_work(run, strategy, self.setting, self.budget.policy, self.budget.optimizer, known))
         self._tables = []
         self._costs.clear()

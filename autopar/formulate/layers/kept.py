@@ -87,15 +87,26 @@ def _kept_by(call: Call, space: LabelSpace, batch: int, region: frozenset[str] |
 
     In a region it keeps what it reads from outside, whether autograd saves that or not.
     """
-    layer = space.layer
-    layouts = dict(zip((*call.operands, *call.op.results), (*call.operand_layouts, *call.result_layouts), strict=True))
     found: dict[str, float] = {}
     if region is None and (call.op.saved.extra or call.kernel):
-        program = Program(space.sizes, (), (), (), (), (), layouts, layer.values)
+        program = Program(space.sizes, (), (), (), (), (), {}, space.layer.values)
         found[""] = inner_saved_bytes(call, program, batch)
-    for name in saved_names(call) if region is None else _from_outside(call, layer, region):
-        found.setdefault(layer.root[name], _local_bytes(name, layouts[name], space, batch))
+    for root, spec, whole, layout in _storages(call, space.layer, region):
+        found[root] = _part_bytes(spec, whole, layout, space.sizes, batch)
     return found
+
+
+@lru_cache(maxsize=1 << 15)
+def _storages(
+    call: Call, layer: LayerClass, region: frozenset[str] | None
+) -> tuple[tuple[str, TensorSpec, TensorSpec, Layout], ...]:
+    """The storages a call keeps by their roots, each as the first value kept that lies in it, the root and a layout."""
+    layouts = dict(zip((*call.operands, *call.op.results), (*call.operand_layouts, *call.result_layouts), strict=True))
+    found: dict[str, tuple[str, TensorSpec, TensorSpec, Layout]] = {}
+    for name in saved_names(call) if region is None else _from_outside(call, layer, region):
+        root = layer.root[name]
+        found.setdefault(root, (root, layer.values[name], layer.values[root], layouts[name]))
+    return tuple(found.values())
 
 
 def _from_outside(call: Call, layer: LayerClass, region: frozenset[str]) -> list[str]:

@@ -9,7 +9,7 @@ That leaves a few dozen variables for a transformer block.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from math import prod
@@ -23,7 +23,8 @@ from autopar.formulate.layers.runs import Surroundings
 from autopar.formulate.layers.states import combine, dealt
 from autopar.graph import BROADCAST, PARTIAL, REPLICATE, LayerClass, Layout, Op, TensorSpec, follow_layout
 from autopar.plan import LayerStrategy
-from autopar.shard.program import Call
+from autopar.shard.lower import lower
+from autopar.shard.program import Call, Program
 from autopar.shard.relayout import held_layout
 from autopar.shard.rules import OpRule, assignments, layouts_of, rule_for
 
@@ -116,12 +117,13 @@ class Stored:
     home: Home
 
 
-@dataclass
+@dataclass(eq=False)
 class LabelSpace:
     """Variables of one layer class, how ops and stored parameters hang on them, and where layouts change."""
 
     layer: LayerClass
     sizes: tuple[int, ...]
+    around: Surroundings
     variables: list[Variable] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
     placed: list[Placed] = field(default_factory=list)
@@ -199,6 +201,14 @@ class LabelSpace:
         entry, leave = (self.variables[v].layouts[labels[v]] for v in (self.entry, self.exit))
         return LayerStrategy(entry, leave, ops, relays, zero, recompute)
 
+    def lowered(self, labels: Sequence[int], recompute: str) -> Program:
+        """The layer lowered under a choice of labels: the same at every batch for which that is legal."""
+        strategy, around = self.strategy(dict(enumerate(labels)), 0, recompute), self.around
+        return lower(
+            self.layer, strategy, self.sizes, around.entry, around.leave,
+            main_input=around.main_input, main_output=around.main_output,
+        )  # fmt: skip
+
 
 def _assignments(rule: OpRule, op: Op, layer: LayerClass, sizes: tuple[int, ...], batch: int) -> frozenset[Assignment]:
     return frozenset(assignments(rule, op, layer, sizes, batch))
@@ -238,7 +248,7 @@ class _Builder:
 
     def __init__(self, layer: LayerClass, around: Surroundings, sizes: tuple[int, ...], batch: int) -> None:
         self.layer, self.around, self.sizes, self.batch = layer, around, sizes, batch
-        self.space = LabelSpace(layer, sizes)
+        self.space = LabelSpace(layer, sizes, around)
         self.replicated: Layout = (REPLICATE,) * len(sizes)
         self.options = {op.name: self._options(op) for op in layer.ops}
         self.followers = {op.name for op in layer.ops if self._can_follow(op)}

@@ -17,11 +17,12 @@ from autopar.engine.label_graph import Labels, classes_of
 from autopar.engine.stack_problem import Floats
 from autopar.formulate.layers.labels import LabelSpace
 from autopar.formulate.layers.ladder import modes_of
+from autopar.formulate.layers.mode_costs import Choice, Part, label_costs
 from autopar.formulate.layers.rates import ParameterRates
 from autopar.formulate.layers.run_tables import Piece, RunTables
 from autopar.formulate.layers.runs import Surroundings
 from autopar.formulate.layers.storing import storage_costs, undominated
-from autopar.formulate.layers.tables import Mode, Part, Price, Setting, SpaceCosts, label_costs
+from autopar.formulate.layers.tables import Mode, Price, Setting, SpaceCosts
 from autopar.plan import data_axes_of
 
 EXACT_ENTRIES = 1 << 17
@@ -55,6 +56,7 @@ class LayerSolver:
     def __init__(self, space: LabelSpace, around: Surroundings) -> None:
         self.space, self.around = space, around
         self._orders: dict[Axes, Order] = {}
+        self._choices: dict[Axes, Choice] = {}
         self._entries: dict[Axes, list[int]] = {}
         for label, state in enumerate(space.variables[space.entry].layouts):
             self._entries.setdefault(data_axes_of(state, around.entry.batch_dim), []).append(label)
@@ -102,7 +104,9 @@ class LayerSolver:
 
     def _solved(self, parts: Sequence[Part], axes: Axes) -> Elimination:
         order = self._order(axes)
-        unary, pair = label_costs(parts, order.firsts, np.array(self._entries[axes]))
+        if axes not in self._choices:
+            self._choices[axes] = Choice(self.space, order.firsts, np.array(self._entries[axes]))
+        unary, pair = label_costs(parts, self._choices[axes])
         return order.minimum(unary, pair, sum(len(part.modes) for part in parts))
 
     def _order(self, axes: Axes) -> Order:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -45,6 +46,8 @@ class ParameterRates:
     ) -> None:
         """`elements` are about as many as are synchronised together: a slope is what a second time as many adds.
 
+        `known` keeps what others make of the rates.
+
         `staged`: whether gradients are held whole (see `Setting`).
         """
         self._pricer, self._mesh, self._policy = pricer, mesh, policy
@@ -52,6 +55,7 @@ class ParameterRates:
         self._elements, self._staged = elements, staged
         self._rate = lru_cache(maxsize=None)(self._compute)
         self._tables: dict[object, Floats] = {}
+        self.known: dict[object, Any] = {}
 
     def of(self, storage: ParameterStorage, spec: TensorSpec, again: bool = True) -> Rate:
         """Rate of a parameter kept as `storage` says; `again`: gathered for the backward pass, too, under ZeRO 3."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from autopar.formulate.layers.tables import Array, Mode, Setting
 from autopar.graph import LayerClass, Layout, TensorSpec, local_shape
 from autopar.plan import data_axes_of
 from autopar.shard.gathering import may_spare_parameters
-from autopar.shard.storage import parameter_storage
+from autopar.shard.storage import Axes, parameter_storage
 
 
 def storage_costs(
@@ -26,21 +27,56 @@ def storage_costs(
 
     At the entry inf where the mode's data axes are not those of the state, then each parameter that the layer owns.
     """
-    ways = list(dict.fromkeys((mode.zero, mode.data_axes) for mode in modes))
+    ways = tuple(dict.fromkeys((mode.zero, mode.data_axes) for mode in modes))
+    key = space, around, ways, setting.staged
+    if key not in rates.known:
+        rates.known[key] = _Kept.of(*key, rates)
+    kept = rates.known[key]
     way = [ways.index((mode.zero, mode.data_axes)) for mode in modes]
-    axes = [data_axes_of(state, around.entry.batch_dim) for state in space.variables[space.entry].layouts]
-    barred = np.array([[np.inf if zero and found != wanted else 0.0 for found in axes] for zero, wanted in ways])
-    weights = np.array([[m.second_weight, m.second_weight * m.once_weight, m.byte_price] for m in modes])
-    found = [(space.entry, barred[way])]
-    for stored in space.stored:
-        if around.owned[space.layer.params.index(stored.param)]:
-            spec, layouts = space.layer.values[stored.param], stored.home.layouts
-            elements = _elements(spec, layouts, setting.sizes)
-            again = gathered_again(space.layer, around, stored.param, setting.staged)
-            each = np.array([rates.table(spec, layouts, *w, again) for w in ways])
-            each[:, 0] *= setting.num_microbatches
-            found.append((stored.home.variable, (weights[:, :, None] * each[way]).sum(axis=1) * elements))
+    found = [(space.entry, kept.barred[way])]
+    if kept.variables:
+        times, line = setting.num_microbatches, kept.line[:, way]
+        micro, step, price = np.array(
+            [[[m.second_weight * times], [m.second_weight * m.once_weight], [m.byte_price]] for m in modes]
+        ).transpose(1, 0, 2)
+        ends = np.cumsum([len(space.variables[v]) for v in kept.variables])[:-1]
+        each = np.split(micro * line[0] + step * line[1] + price * line[2], ends, axis=1)
+        found += zip(kept.variables, each, strict=True)
     return found
+
+
+class _Kept(NamedTuple):
+    """What keeping parameters costs in some ways (ZeRO level, its axes): those of `variables` in a line.
+
+    `barred` (ways, entry labels): inf where the axes are not the state's. `line` (3, ways, all labels): seconds in each
+    microbatch and once a step, and bytes.
+    """
+
+    barred: Array
+    variables: tuple[int, ...]
+    line: Array
+
+    @classmethod
+    def of(
+        cls,
+        space: LabelSpace,
+        around: Surroundings,
+        ways: Sequence[tuple[int, Axes]],
+        staged: bool,
+        rates: ParameterRates,
+    ) -> _Kept:
+        axes = [data_axes_of(state, around.entry.batch_dim) for state in space.variables[space.entry].layouts]
+        barred = np.array([[np.inf if zero and found != wanted else 0.0 for found in axes] for zero, wanted in ways])
+        owned = dict(zip(space.layer.params, around.owned, strict=True))
+        stored = [one for one in space.stored if owned[one.param]]
+        lines = []
+        for one in stored:
+            spec, layouts = space.layer.values[one.param], one.home.layouts
+            again = gathered_again(space.layer, around, one.param, staged)
+            each = np.stack([rates.table(spec, layouts, *way, again) for way in ways], axis=1)
+            lines.append(each * _elements(spec, layouts, space.sizes))
+        line = np.concatenate(lines, axis=2) if lines else np.zeros((3, len(ways), 0))
+        return cls(barred, tuple(one.home.variable for one in stored), line)
 
 
 def gathered_again(layer: LayerClass, around: Surroundings, param: str, staged: bool) -> bool:

@@ -10,16 +10,14 @@ Lagrange multiplier the minimum is a lower bound on any plan under a byte limit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.engine.label_graph import LabelGraph, Labels
 from autopar.formulate.layers.call_prices import CallPrices
 from autopar.formulate.layers.kept import kept_bytes
 from autopar.formulate.layers.labels import Edge, LabelSpace, Placed, at_cut, dealt_layouts
@@ -115,7 +113,8 @@ class SpaceCosts:
     """Seconds and bytes of one microbatch on the labels of a space.
 
     By kind of recomputation `rerun`: of what runs again in the backward, 0 where a label is illegal; `kept_bytes`: of
-    what is kept for it. `least`: seconds that no pass of the layer can beat.
+    what is kept for it. `least`: seconds that no pass of the layer can beat. `chosen`: of pairs, by what of them was
+    asked for.
     """
 
     space: LabelSpace
@@ -124,6 +123,7 @@ class SpaceCosts:
     rerun: dict[str, Seconds]
     kept_bytes: dict[str, list[Array]]
     least: Least
+    chosen: dict[object, Array] = field(default_factory=dict)
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
@@ -148,6 +148,11 @@ class SpaceCosts:
     def kept(self) -> list[Array]:
         """For each variable the bytes kept for the backward (kinds, labels)."""
         return [np.stack([self.kept_bytes[k][v] for k in self.kinds]) for v in range(len(self.space.variables))]
+
+    @cached_property
+    def in_line(self) -> tuple[Array, Array]:
+        """Seconds and kept bytes of all variables one after the other (kinds, all labels)."""
+        return np.concatenate(self.single, axis=1), np.concatenate(self.kept, axis=1)
 
 
 def space_costs(
@@ -204,7 +209,8 @@ def least_of(space: LabelSpace, calls: Iterable[tuple[Placed, Array, Array]]) ->
         both[v] += ahead + behind
         forward[v] += ahead
         backward[v] += behind
-        inputs[v] += behind * (1.0 - most_put_off(placed.op, space.layer))
+        # No share is 0: what is illegal costs inf, and 0 times inf is no number.
+        inputs[v] += behind * max(1.0 - most_put_off(placed.op, space.layer), np.finfo(float).tiny)
     return Least(*(sum(float(own.min()) for own in each) for each in (both, forward, backward, inputs)))
 
 
@@ -246,84 +252,3 @@ def passing_seconds(space: LabelSpace, around: Surroundings, setting: Setting, r
         targets = at_cut(value.spec, around.leave, behind, value.main_behind)
         total += sum(relayouts.table(value.spec, sources, targets, setting.batch))
     return total
-
-
-# --- modes --------------------------------------------------------------------------------------------------------
-
-
-class Part(NamedTuple):
-    """A layer in one setting, and the modes asked for.
-
-    `passing` (entry, exit) are the seconds that values passing the layer by take, `stored` are variables with what
-    keeping parameters costs on their labels in each mode (`storing.py`).
-    """
-
-    costs: SpaceCosts
-    passing: Array
-    setting: Setting
-    modes: Sequence[Mode]
-    stored: Sequence[tuple[int, Array]]
-
-
-def label_graph(parts: Sequence[Part]) -> LabelGraph:
-    """The labelling problem of a layer with one scenario for each mode of each part; all parts have one space.
-
-    Entry, exit and tied variables stay open.
-    """
-    space = parts[0].costs.space
-    sizes = tuple(len(v) for v in space.variables)
-    return LabelGraph(sizes, *label_costs(parts), (space.entry, space.exit, *space.tied))
-
-
-def label_costs(
-    parts: Sequence[Part],
-    picks: Mapping[Pair, tuple[Labels, Labels]] = MappingProxyType({}),
-    entries: Labels | None = None,
-) -> tuple[dict[int, Array], dict[Pair, Array]]:
-    """Costs of `label_graph` by variable and by pair of variables.
-
-    Of pairs at the labels `picks`; where `entries` are given there are only these labels of the entry, and picks and
-    what is stored are those among them.
-    """
-    space, owner = parts[0].costs.space, np.repeat(np.arange(len(parts)), [len(part.modes) for part in parts])
-    modes = [mode for part in parts for mode in part.modes]
-    kinds = parts[0].costs.kinds
-    kind = np.array([kinds.index(mode.recompute) for mode in modes], dtype=np.intp)
-    # No weight is 0: what is illegal costs inf, and 0 times inf is no number.
-    weights = np.maximum([mode.second_weight for mode in modes], np.finfo(float).tiny)
-    weights *= np.array([part.setting.num_microbatches for part in parts])[owner]
-    prices = np.array([mode.byte_price * mode.in_flight for mode in modes])
-    unary: dict[int, Array] = {}
-    for v in range(len(space.variables)):
-        unary[v] = weights[:, None] * _of_modes([part.costs.single[v] for part in parts], owner, kind)
-        kept = [part.costs.kept[v] for part in parts]
-        if any(x.any() for x in kept):
-            unary[v] += prices[:, None] * _of_modes(kept, owner, kind)
-    if entries is not None:
-        unary[space.entry] = unary[space.entry][:, entries]
-        picks = {
-            (i, j): (entries[a] if i == space.entry else a, entries[b] if j == space.entry else b)
-            for (i, j), (a, b) in picks.items()
-        }
-    for same in zip(*(part.stored for part in parts), strict=True):
-        unary[same[0][0]] += np.concatenate([kept for _, kept in same])
-    every = weights[:, None, None]
-    pair: dict[Pair, Array] = {}
-    for key in parts[0].costs.pair:
-        seconds = [part.costs.pair[key] for part in parts]
-        if key in picks:
-            seconds = [x[:, picks[key][0]][:, :, picks[key][1]] for x in seconds]
-        pair[key] = every * _of_modes(seconds, owner, kind)
-    ends = (space.entry, space.exit)
-    passing = np.stack([part.passing for part in parts])
-    passing = passing[:, picks[ends][0]][:, :, picks[ends][1]] if ends in picks else passing
-    pair[ends] = pair.get(ends, 0.0) + every * passing[owner]
-    return unary, pair
-
-
-def _of_modes(costs: Sequence[Array], owner: Labels, kind: Labels) -> Array:
-    """Of each mode the costs of its part and kind; `costs` (kinds, ...) of each part."""
-    if len(costs) == 1:
-        return costs[0][kind]
-    found: Array = np.stack(costs)[owner, kind]
-    return found
