@@ -17,8 +17,11 @@ from typing import Generic, TypeVar
 Payload = TypeVar("Payload")
 
 
-LIKELY = 0.9
-"""Of what an answer is above its scenario's bound others alike are expected to be above theirs by this share."""
+SMALL = 64
+"""Spaces of no more scenarios are searched to the end."""
+LIKELY, ALIKE = 0.9, 0.002
+"""Of what an answer is above its scenario's bound others alike are expected to be above theirs by the first share; a
+gain below the second isn't looked for among them."""
 FURTHER = 1.03
 """Up to this many times the cutoff answers are worth knowing: they tell what others alike may be expected to have."""
 PATIENCE, MORE_WORTH = 16, 0.0015
@@ -141,13 +144,13 @@ def search(
             complete = False  # there is no time to bound it: solve one of those that are bounded
             continue
         promise = bounds[i] * expected.get(scenarios[i].like, 1.0)
-        if promise > bound:
+        if promise > bound and len(scenarios) > SMALL:
             heappush(heap, (promise, level, i))
             continue
         result = scenarios[i].solve(cutoff)
         if result is not None and scenarios[i].like is not None:
             above = result[0] / bounds[i] - 1 if bounds[i] else 0.0
-            expected[scenarios[i].like] = min(expected.get(scenarios[i].like, inf), 1 + LIKELY * above)
+            expected[scenarios[i].like] = min(expected.get(scenarios[i].like, inf), 1 + LIKELY * above + ALIKE)
         solved += 1
         progress("solve", solved, len(scenarios))
         results = [] if result is None else [result]

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.engine.search import MORE_WORTH, PATIENCE, Outcome, Scenario, search
+from autopar.engine.search import MORE_WORTH, PATIENCE, SMALL, Outcome, Scenario, search
 
 
 def scenario(name: str, bound: float, objective: float | None, solved: list[str] | None = None) -> Scenario[str]:
@@ -56,10 +56,12 @@ def test_guesses_order_what_bounds_leave_open() -> None:
 
 
 def test_answers_tell_what_others_alike_may_have() -> None:
-    """Where one's answer is twice its bound another like it isn't expected to be near its own; unlike ones are."""
+    """In large spaces, where one's answer is twice its bound another like it isn't expected to be near its own; unlike
+    ones are."""
     solved: list[str] = []
     alike = [replace(scenario(name, bound, 2 * bound, solved), like="x") for name, bound in (("a", 2), ("b", 3))]
-    answer = search([*alike, scenario("c", 3.5, 3.8, solved)])
+    others = [scenario(str(i), 9, 9) for i in range(SMALL)]
+    answer = search([*alike, scenario("c", 3.5, 3.8, solved), *others])
     assert solved == ["a", "c"]
     assert answer.best is not None
     assert (answer.best.name, answer.lower_bound) == ("c", 2)
