@@ -71,7 +71,7 @@ class StageScenario:
         return self._bound(WHOLE)
 
     def calls_bound_s(self) -> float:
-        """A bound from the calls of the longest run alone, without changes of layout."""
+        """A bound from the calls of layers alone, without changes of layout."""
         chains = self._chains
         return chains.bound_s if chains.possible else np.inf
 

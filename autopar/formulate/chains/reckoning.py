@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Reckoning:
-    """What prices of bytes have shown of chains through the runs numbered `numbers`; others cost nothing and join any
-    states.
+    """What prices of bytes have shown of chains through the runs numbered `numbers`; others cost what their calls do,
+    hold nothing and join any states.
 
     `steps`: for prices asked for, the least costs (P, S, S) of one layer of each of the runs, whatever is tied.
     """
@@ -54,11 +54,15 @@ class Reckoning:
         for price, cost in zip(prices, costs.tolist(), strict=True):
             self.dual.note(price, cost, held.get(price, 0.0), saved.get(price, 0.0))
 
-    def step_costs(self, runs: int) -> tuple[list[Price], list[Floats]]:
-        """Prices, and for each of the model's `runs` the least cost (P, S, S) of one layer at each."""
+    def step_costs(self, calls_s: Sequence[float]) -> tuple[list[Price], list[Floats]]:
+        """Prices, and for each of the model's runs the least cost (P, S, S) of one layer at each.
+
+        Of runs that were not looked at, what a layer's calls take (`calls_s`), and no bytes.
+        """
         prices = [price for asked, _ in self.steps for price in asked]
         known = [np.concatenate(own) for own in zip(*(costs for _, costs in self.steps), strict=True)]
-        found = [np.zeros_like(known[0])] * runs
+        seconds = np.array([price[0] != ONLY_BYTES for price in prices])[:, None, None]
+        found = [np.broadcast_to(seconds * own_s, known[0].shape) for own_s in calls_s]
         for number, costs in zip(self.numbers, known, strict=True):
             found[number] = costs
         return prices, found

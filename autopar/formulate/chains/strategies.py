@@ -93,9 +93,9 @@ class Chains:
 
     @property
     def least(self) -> list[Least]:
-        """For each run what a layer takes at least; nothing where it isn't priced."""
+        """For each run what a layer takes at least."""
         found = [self._costs.get(replace(alike(run.around), passing=())) for run in self.runs]
-        return [Least(0.0, 0.0, 0.0, 0.0) if costs is None else costs.least for costs in found]
+        return [calls if costs is None else costs.least for calls, costs in zip(self.calls, found, strict=True)]
 
     # --- prices ---------------------------------------------------------------------------------------------------
 
@@ -173,8 +173,15 @@ class Chains:
     @property
     def bound_s(self) -> float:
         """Seconds that no plan under the limit can beat, by the prices of bytes."""
-        calls_s = self.setting.num_microbatches * self.longest.count * self.calls.both_s
-        return max(calls_s, self.rough.dual.bound_s, self.whole.dual.bound_s)
+        count, (longest,) = self.setting.num_microbatches, self.rough.numbers
+        known_s = self.longest.count * self.calls[longest].both_s
+        others_s = count * (self.calls_s - known_s)
+        return max(count * self.calls_s, self.rough.dual.bound_s + others_s, self.whole.dual.bound_s)
+
+    @cached_property
+    def calls_s(self) -> float:
+        """Seconds of a microbatch that all calls take at least, each as suits it best."""
+        return sum(run.count * calls.both_s for run, calls in zip(self.runs, self.calls, strict=True))
 
     @property
     def longest(self) -> LayerRun:
@@ -182,9 +189,13 @@ class Chains:
         return self.runs[self.rough.numbers[0]]
 
     @cached_property
-    def calls(self) -> Least:
-        """What a layer of the longest run takes at least by its calls, each as suits it best."""
-        space = self.space_of(self.longest.around)
+    def calls(self) -> tuple[Least, ...]:
+        """For each run what a layer takes at least by its calls, each as suits it best."""
+        known = {around: self._calls_of(around) for around in dict.fromkeys(alike(run.around) for run in self.runs)}
+        return tuple(known[alike(run.around)] for run in self.runs)
+
+    def _calls_of(self, around: Surroundings) -> Least:
+        space = self.space_of(around)
         return least_of(space, self.known.calls.of(space, self.setting.batch, self.setting.mesh))
 
     @property
@@ -200,7 +211,7 @@ class Chains:
 
     def step_costs(self) -> tuple[list[Price], list[Floats]]:
         """Prices, and for each run the least cost (P, S, S) of one layer at each, whatever the tied storage."""
-        return self._reckoning.step_costs(len(self.runs))
+        return self._reckoning.step_costs([self.setting.num_microbatches * one.both_s for one in self.calls])
 
     def _cheapest(self, prices: Sequence[Price], family: Family | None = None) -> CheapestChains:
         return CheapestChains.of(self._tables, [run.count for run in self.runs], prices, family, len(self.states))

@@ -219,16 +219,14 @@ class StageBook:
 
     @cached_property
     def calls_ranges(self) -> Ranges:
-        """Bounds of all stages from the calls of the longest run alone, without changes of layout."""
+        """Bounds of all stages from the calls of layers alone, without changes of layout."""
         chains = self.chains
-        nothing = Least(0.0, 0.0, 0.0, 0.0)
-        each = [chains.calls if run is chains.longest else nothing for run in chains.runs]
-        both = self._up_to([one.both_s for one in each])
+        both = self._up_to([one.both_s for one in chains.calls])
         size = np.arange(len(both))
-        free = np.where(size[:, None] < size, both - both[:, None], np.inf) * chains.setting.num_microbatches
-        return Ranges(
-            chains.setting.num_microbatches, free, self._least(each), {0.0: {1: free}}, {1: np.zeros_like(free)}, 0
-        )
+        count, here = chains.setting.num_microbatches, size[:, None] < size
+        free = np.where(here, both - both[:, None], np.inf) * count
+        nothing = np.zeros_like(free)
+        return Ranges(count, free, self._least(chains.calls), {0.0: {1: free}}, {1: nothing}, 0)
 
     def _least(self, each: Sequence[Least]) -> LeastPasses:
         """Of passes up to each unit, from those of the layers of each run."""

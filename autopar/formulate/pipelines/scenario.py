@@ -107,13 +107,13 @@ class PipelineScenario:
         return self._least_step_s(self.ideal_s)
 
     def calls_bound_s(self) -> float:
-        """A bound from the calls of the longest run of layers alone, without changes of layout."""
+        """A bound from the calls of layers alone, without changes of layout."""
         if not self.possible:
             return np.inf
         if self._tried:
             return self._bound_by([book.calls_ranges for book in self.books], (0,) * self.shape.stages)
         chains = [book.chains for book in dict.fromkeys(self.books)]
-        return self._least_step_s(min(own.longest.count * own.calls.both_s for own in chains))
+        return self._least_step_s(min(own.calls_s for own in chains))
 
     def _least_step_s(self, micro_s: float) -> float:
         """A bound from the seconds of a microbatch."""
