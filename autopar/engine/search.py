@@ -24,8 +24,9 @@ LIKELY, ALIKE = 0.9, 0.002
 gain below the second isn't looked for among them."""
 FURTHER = 1.03
 """Up to this many times the cutoff answers are worth knowing: they tell what others alike may be expected to have."""
-PATIENCE, MORE_WORTH = 16, 0.0015
-"""Scenarios solved before small gains are passed by, and by how much the least gain grows with each one more."""
+PATIENCE, MORE_WORTH, MOST_WORTH = 16, 0.0015, 0.02
+"""In larger spaces: scenarios solved beside the first answer before small gains are passed by, by how much the least
+gain grows with each one more, and how large it becomes."""
 
 
 class Outcome(Enum):
@@ -120,13 +121,14 @@ def search(
     heapify(heap)
     found: list[Found[Payload]] = []
     expected: dict[Hashable, float] = {}
-    bounded = solved = 0
+    large = len(scenarios) > SMALL
+    bounded = solved = further = 0
     complete = True
     while heap:
         bound, level, i = heappop(heap)
-        better = scenarios[i].looks[level:]
+        better = (scenarios[i].looks if large else scenarios[i].bounds)[level:]
         cutoff = found[top - 1].objective if len(found) >= top else below
-        if bound >= cutoff * (1 - worth(solved)) or bound == inf:
+        if bound >= cutoff * (1 - worth(further) * large) or bound == inf:
             break
         late = monotonic() > end
         if solved and late:
@@ -144,7 +146,7 @@ def search(
             complete = False  # there is no time to bound it: solve one of those that are bounded
             continue
         promise = bounds[i] * expected.get(scenarios[i].like, 1.0)
-        if promise > bound and len(scenarios) > SMALL:
+        if promise > bound and large:
             heappush(heap, (promise, level, i))
             continue
         result = scenarios[i].solve(cutoff)
@@ -152,6 +154,7 @@ def search(
             above = result[0] / bounds[i] - 1 if bounds[i] else 0.0
             expected[scenarios[i].like] = min(expected.get(scenarios[i].like, inf), 1 + LIKELY * above + ALIKE)
         solved += 1
+        further += bool(found)
         progress("solve", solved, len(scenarios))
         results = [] if result is None else [result]
         if top > 1 and (others := scenarios[i].others) is not None:
@@ -161,13 +164,13 @@ def search(
     return _answer(found, bounds, solved, complete)
 
 
-def worth(solved: int) -> float:
-    """The least gain, as a share of the objective, for which one more scenario is solved after so many.
+def worth(further: int) -> float:
+    """The least gain, as a share of the objective, for which one more scenario is solved in a large space.
 
-    None at first, so that small spaces are searched to the end; then the longer it takes the more is asked. The lower
-    bound is that of the whole space all the same.
+    None at first; then the more have been solved beside the first answer the more is asked. The lower bound is that of
+    the whole space all the same.
     """
-    return max(0.0, MORE_WORTH * (solved - PATIENCE))
+    return min(MOST_WORTH, max(0.0, MORE_WORTH * (further - PATIENCE)))
 
 
 def _best_of_kinds(found: Sequence[Found[Payload]], kind: Callable[[Payload], Hashable] | None) -> list[Found[Payload]]:

@@ -49,7 +49,7 @@ def _optimizer(space: Space, devices: int, limit_bytes: int, end_s: float) -> It
     """Each rank's host steps its share of the parameters (ZeRO 1), or where that can't be all of them."""
     request = space.request
     policy = replace(request.policy, parameters=request.policy.compute)
-    for zero in (1, 0):
+    for zero in _levels(space):
         left = replace(request, policy=policy, optimizer="sgd", constraints=(*request.constraints, f"zero={zero}"))
         scenarios = _scenarios(replace(space, request=left), devices, limit_bytes)
         answer = searched(scenarios, PLANS_TRIED, end_s)
@@ -62,8 +62,18 @@ def _optimizer(space: Space, devices: int, limit_bytes: int, end_s: float) -> It
             return
 
 
+def _levels(space: Space) -> tuple[int, ...]:
+    """The ZeRO levels that constraints allow of those that go with states on the host, the better first."""
+    if any((c.key, c.value) == ("exclude", "zero") for c in space.constraints):
+        return (0,)
+    asked = [int(c.value) for c in space.constraints if c.key == "zero" and not c.pattern]
+    return tuple(level for level in (1, 0) if not asked or level in asked)
+
+
 def _activations(space: Space, devices: int, end_s: float) -> Iterator[Hosted]:
-    """Plans of one stage without recomputation."""
+    """Plans of one stage without recomputation; none where that is asked for."""
+    if any(c.key == "recompute" and c.value != "none" for c in space.constraints):
+        return
     request = replace(space.request, constraints=(*space.request.constraints, "exclude=recompute", "pp=1"))
     scenarios = [s for s in _scenarios(replace(space, request=request), devices, None) if isinstance(s, StageScenario)]
     bounds = {id(scenario): scenario.calls_bound_s() for scenario in scenarios}

@@ -99,6 +99,7 @@ class StageScenario:
         near = StackOptions(cutoff_s=cutoff_s * FURTHER)
         solution = self._solve_stack(columns, limit, near)
         promising = solution.objective_s < cutoff_s * (1 + MORE_GAINS) or cutoff_s == np.inf
+        promising |= not solution.walks and not self._solve_stack(columns, limit, StackOptions()).walks
         if limit is not None and promising and self._binds(columns, solution, near):
             more = self._chains.columns(wide=True)
             columns = tuple(_joined(few, further) for few, further in zip(columns, more, strict=True))

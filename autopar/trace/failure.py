@@ -17,7 +17,7 @@ from autopar.trace.own_gradients import OwnGradientError
 from autopar.trace.sizes import DependsOnDataError, NotLinearError, NotOneOperator
 
 _OWN = Path(__file__).parent
-_RUNS_THE_MODEL = ("loss.py", "dims.py", "numbers.py", "instead.py", "standins.py", "trial.py")
+_RUNS_THE_MODEL = ("loss.py", "decoder.py", "numbers.py", "instead.py", "standins.py", "trial.py")
 """Files below this folder in which errors of models show: they call the model, or what stands for its calls."""
 _CALLS_THE_MODEL = ("forward", "read", "_run")
 """Functions of other files that do."""

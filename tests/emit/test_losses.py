@@ -87,10 +87,10 @@ JOINED: dict[str, tuple[Loss, str]] = {
     ),
     "mean over a mask": (lambda s, y: (s.sum(1) * (y >= 0)).sum() / (y >= 0).sum(), "reduced over the batch"),
     "targets of its own": (lambda s, y: F.cross_entropy(s, torch.where(s[:, 0] > 0, y, -100)), "inputs alone"),
-    "mean and sum": (lambda s, _: s.mean() + s.sum(), "reduced over the batch"),
+    "mean and sum": (lambda s, _: s.mean() + s.sum(), "joins losses that are sums, means or counted"),
     "two counted means": (
         lambda s, y: F.cross_entropy(s, y, ignore_index=-1) + F.nll_loss(s, y, ignore_index=0),
-        "reduced over the batch",
+        "joins losses that are sums, means or counted",
     ),
 }  # fmt: skip
 

@@ -41,6 +41,8 @@ def test_states_that_fit_nowhere_else(cluster: str, share: float) -> None:
         _limited(maker, limit, "exclude=offload").plan()
     with pytest.raises(InfeasibleError, match="memory is the binding limit"):
         _limited(maker, limit // 20).plan()
+    with pytest.raises(InfeasibleError):  # what is asked for isn't what states on the host go with
+        _limited(maker, limit, "zero=3", "recompute=full").plan()
     plan = _limited(maker, limit).plan()
     assert plan.peak_tensor_bytes <= limit
     assert {strategy.offload for stage in plan.stages for strategy in stage.strategies} == {"optimizer"}

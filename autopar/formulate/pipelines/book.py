@@ -171,10 +171,18 @@ class Ranges:
         return replace(self, passes_s=times * self.passes_s, least=least)
 
     def _cost(self, chunk: Chunk, price: float, most: int) -> float:
-        """Of a range with at most so many in flight; its bytes are left out where it has none."""
-        by_count = self.priced[price if most else 0.0]
+        """Of a range with at most so many in flight.
+
+        The least cost is concave in that number; between none, without bytes, and the fewest that the price is known
+        for it is no less than what lies on a line.
+        """
+        place, by_count = (chunk.first, chunk.end), self.priced[price]
         count = max((q for q in by_count if q <= most), default=min(by_count))
-        return float(by_count[count][chunk.first, chunk.end])
+        share = min(1.0, most / count)
+        free = next(iter(self.priced[0.0].values()))
+        return float(
+            share * by_count[count][place] + (1 - share) * free[place] if share < 1 else by_count[count][place]
+        )
 
 
 @dataclass(eq=False)

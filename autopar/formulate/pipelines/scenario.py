@@ -112,8 +112,10 @@ class PipelineScenario:
             return np.inf
         if self._tried:
             return self._bound_by([book.calls_ranges for book in self.books], (0,) * self.shape.stages)
-        chains = [book.chains for book in dict.fromkeys(self.books)]
-        return self._least_step_s(min(own.calls_s for own in chains))
+        each = zip(*(book.chains.calls for book in dict.fromkeys(self.books)), strict=True)
+        runs = self.book.chains.runs
+        fastest = [run.count * min(one.both_s for one in calls) for run, calls in zip(runs, each, strict=True)]
+        return self._least_step_s(sum(fastest))
 
     def _least_step_s(self, micro_s: float) -> float:
         """A bound from the seconds of a microbatch."""
@@ -136,21 +138,24 @@ class PipelineScenario:
         return self._bound_by([book.ranges for book in self.books], fullest(self.shape))
 
     def guess_s(self) -> float:
-        """About what the fastest plan takes: the bound, with all passes as much longer as the byte limit makes them.
+        """About what the fastest plan takes: the bound, with all passes as much longer as the byte limit makes them and
+        as many microbatches in flight in all chunks of a group.
 
         Bounds let the passes on the way to a group, and those of a part of its work, do as if there were no limit.
         """
         ranges, shape = [book.ranges for book in self.books], self.shape
+        held = [sum(fullest(shape)[s] for s in shape.stages_of(g)) for g in range(shape.groups)]
+        in_flight = [-(-held[shape.group_of(s)] // shape.chunks) for s in range(shape.stages)]
         cuts = self.cuts or even_cuts(len(self.book.units), shape.stages)
         each = [
-            own.stretch(chunks, [fullest(self.shape)[s] for s in shape.stages_of(g)])
+            own.stretch(chunks, [in_flight[s] for s in shape.stages_of(g)])
             for g, (own, chunks) in enumerate(zip(ranges, self._chunks(cuts), strict=True))
         ]
         times = sum(each) / len(each)
         if not np.isfinite(times):
             return self.bound_s()
         known = {own: own.stretched(times) for own in dict.fromkeys(ranges)}
-        return self._bound_by([known[own] for own in ranges], fullest(self.shape))
+        return self._bound_by([known[own] for own in ranges], in_flight)
 
     def _bound_by(self, ranges: Sequence[Ranges], in_flight: Sequence[int]) -> float:
         if not self._tried:

@@ -68,10 +68,11 @@ def _filled(family: str, given: Mapping[str, int], seq_len: int | None) -> Dims:
     hidden, heads, experts = given["hidden"], given["heads"], given.get("experts", 0)
     flags = FAMILIES[family] | {k: bool(given[k]) for k in ("tied", "gated") if k in given}
     ffn = given.get("ffn", 4 * hidden if family == "gpt" else -(-(8 * hidden) // (3 * 256)) * 256)
+    ffn = given.get("moe_ffn", ffn) if experts else ffn
     several = experts > 1  # a single one is a plain feed-forward
     return Dims(
         layers=given["layers"], hidden=hidden, heads=heads, kv_heads=given.get("kv_heads", heads),
-        head_dim=given.get("head_dim", max(hidden // heads, 1)), ffn=given.get("moe_ffn", ffn), vocab=given["vocab"],
+        head_dim=given.get("head_dim", max(hidden // heads, 1)), ffn=ffn, vocab=given["vocab"],
         seq=seq_len or given.get("seq", DEFAULT_SEQ), **flags,
         experts=experts if several else 0, topk=given.get("topk", 2) if several else 0,
     )  # fmt: skip
