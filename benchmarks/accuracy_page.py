@@ -118,8 +118,8 @@ WHY = """## Where it is wrong, and why
 - *fms-fsdp*, *torchtitan*: how many blocks are recomputed, compiled or run with asynchronous tensor parallelism is not
   in the columns; one plan of torchtitan's has four times, 17 to 27 s.
 - *Sources* differ by some percent on equal devices, for what no column says. The fit gives each an offset of its own,
-  which isn't shipped, so that constants aren't bent to explain it: in sample medians are larger than they were without
-  (4.2 % of dense rows, vtrain's nine tenths within 14.4 %), of sources left out smaller (then 8.8 % and 23.9 %).
+  which isn't shipped, so that constants aren't bent to explain it: that errs more in sample, and less on
+  sources left out. How far offsets and constants may spread was chosen by the latter, whose figures flatter somewhat.
   *torchtitan*, *nvidia-dgxc* and *fms-fsdp* are predicted too slow, *flagperf* and *nvidia-nemo-docs* too fast.
 - *nvidia-dgxc*: eight rows of Nemotron-4 340B state no interleaving, and are predicted 34 to 46 % too slow; the same
   recipe with it is within 7 % on the same devices. Left out, no other source has H100s in bfloat16 under NVIDIA's own

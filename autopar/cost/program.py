@@ -53,11 +53,6 @@ def layer_demand(program: Program, layer: LayerClass, batch: int, mesh: Sequence
     return Demand.joined(step_demands(program, layer, batch, mesh))
 
 
-def rerun_demand(program: Program, layer: LayerClass, batch: int, mesh: Sequence[MeshAxis]) -> Demand:
-    """Demand of what runs again in the backward pass of a lowered layer."""
-    return rerun_of(program, step_demands(program, layer, batch, mesh))
-
-
 def weights_alone(calls: Demand) -> tuple[Demand, Demand]:
     """Products whose backward pass makes gradients of weights alone, and those where these are half of its FLOPs.
 

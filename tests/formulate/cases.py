@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from autopar.cluster import Cluster, load_cluster
 from autopar.cost.demand import price_demands
 from autopar.cost.moves import relayout_demand
-from autopar.cost.program import layer_demand, rerun_demand
+from autopar.cost.program import layer_demand, rerun_of, step_demands
 from autopar.cost.roofline import RooflinePricer
 from autopar.engine.eliminate import Elimination
 from autopar.engine.label_graph import LabelGraph
@@ -166,7 +166,9 @@ def step_s(laid: Laid, strategy: LayerStrategy) -> float:
         behind = strategy.exit if value.main_behind else follow_layout(around.leave, strategy.exit, value.spec)
         demands.append(relayout_demand(value.spec, front, behind, setting.mesh, setting.batch))
     times = price_demands(demands, laid.pricer)
-    again = price_demands([rerun_demand(program, laid.run.layer, setting.batch, setting.mesh)], laid.pricer)
+    again = price_demands(
+        [rerun_of(program, step_demands(program, laid.run.layer, setting.batch, setting.mesh))], laid.pricer
+    )
     micro = float(times.forward_s.sum() + times.backward_s.sum() + again.forward_s[0])
     return setting.num_microbatches * micro + _parameters_s(laid, strategy, program)
 

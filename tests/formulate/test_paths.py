@@ -11,6 +11,7 @@ from autopar.cells import refusal
 from autopar.cost.orders import Shape
 from autopar.cost.schedule import simulate
 from autopar.engine.stack_problem import Floats
+from autopar.formulate.pipelines.book import Chunk, Ranges
 from autopar.formulate.pipelines.paths import Ints, LeastPasses, group_paths, left_out
 from autopar.schedules import SPLIT
 
@@ -65,3 +66,18 @@ def test_even_stages_reach_a_path(schedule: str, least: float) -> None:
     forward, backward, weight = [1.0] * shape.stages, [2.1] * shape.stages, [0.8] * shape.stages
     found = simulate(shape, forward, backward, [0.0] * (shape.stages - 1), [0.0] * shape.stages, weight)
     assert _longest(shape, forward, backward, weight, [0.0] * 4) >= least * found.step_time_s * (1 - 1e-9)
+
+
+def test_few_in_flight_are_charged_for_no_more() -> None:
+    """Where a price is known with 4 microbatches in flight alone, a range with fewer costs no more than it would; what
+    is illegal stays so, none in flight or not."""
+    units = np.arange(2)
+    free = np.where(units[:, None] < units, 10.0, np.inf)  # seconds, with 2 + 4 bytes for each microbatch in flight
+    least = LeastPasses(*(np.array([0.0, 1.0]),) * 3)
+    at_four = free + 0.5 * (2 + 4 * 4)
+    ranges = Ranges(1, free, least, {0.0: {1: free}, 0.5: {4: at_four}}, {1: np.zeros_like(free)}, 10)
+    for most in (0, 1, 2, 4, 7):
+        true = max(10.0, 10.0 + 0.5 * (2 + 4 * most) - 0.5 * 10)
+        assert 10.0 <= ranges.joint_load([Chunk(0, 1)], [most]) <= true + 1e-12
+        assert ranges.joint_load([Chunk(1, 1)], [most]) == np.inf
+    assert ranges.joint_load([Chunk(0, 1)], [4]) == 10.0 + 0.5 * 18 - 0.5 * 10  # exact where the price is known

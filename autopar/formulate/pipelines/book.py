@@ -178,11 +178,10 @@ class Ranges:
         """
         place, by_count = (chunk.first, chunk.end), self.priced[price]
         count = max((q for q in by_count if q <= most), default=min(by_count))
-        share = min(1.0, most / count)
-        free = next(iter(self.priced[0.0].values()))
-        return float(
-            share * by_count[count][place] + (1 - share) * free[place] if share < 1 else by_count[count][place]
-        )
+        if most >= count:
+            return float(by_count[count][place])
+        free = float(next(iter(self.priced[0.0].values()))[place])
+        return free + most / count * float(by_count[count][place] - free) if free < np.inf else free
 
 
 @dataclass(eq=False)
@@ -193,7 +192,7 @@ class StageBook:
     chains: Chains
     least_bytes: float = np.inf
     _choices: dict[tuple[int, int], tuple[list[int], Choices]] = field(default_factory=dict)
-    _solved: dict[object, StackSolution] = field(default_factory=dict)
+    _solved: dict[object, tuple[StackSolution, float]] = field(default_factory=dict)
     _at_ends: dict[tuple[int, str, Layout], int] = field(default_factory=dict)
 
     @cached_property
@@ -327,15 +326,16 @@ class StageBook:
     ) -> GroupPlan | None:
         """The fastest way to run chunks on one group of devices under the limit; None if there is none.
 
-        Nor is there one if it takes `cutoff_s` or more: cutoffs must not rise from one call to the next.
+        Nor is there one if it takes `cutoff_s` or more.
         """
         problem = self._problem(chunks, holdings, seam, limit_bytes)
         key = tuple(tuple(self.units.slices(self.chains.runs, c.first, c.end)) for c in chunks)
         ends = (chunks[0].first == 0, chunks[-1].end == len(self.units))
         known = (key, ends, seam, problem.backwards, limit_bytes)
-        if known not in self._solved:
-            self._solved[known] = solve_stack(problem, StackOptions(RELATIVE_GAP, None, cutoff_s, want_peak=False))
-        solution = self._solved[known]
+        solution, below_s = self._solved.get(known, (None, 0.0))
+        if solution is None or (not solution.walks and cutoff_s > below_s):
+            solution = solve_stack(problem, StackOptions(RELATIVE_GAP, None, cutoff_s, want_peak=False))
+            self._solved[known] = solution, cutoff_s
         return self._plan(chunks, seam, solution, problem) if solution.walks else None
 
     def least_peak(self, chunks: Sequence[Chunk], holdings: Sequence[Holding], seam: Seam) -> float:
