@@ -2,7 +2,8 @@
 
 A step is the longest path through the operations (`orders.py`): each waits for the one before it on its device and for
 its input from the neighbouring stage. Operations no path joins are timed together, a level at a time; passes of
-weights, which wait for nothing but their device, are part of the way to the next operation there.
+weights, which wait for nothing but their device, are part of the way to the next operation there. What is followed is
+by how much each operation ends behind the work of its device, so that the way along a device needs no sum.
 """
 
 from __future__ import annotations
@@ -199,43 +200,47 @@ def _uncovered(rows: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 
 class _Level(NamedTuple):
-    """What the operations of a level wait for, and the parts of the layout's room that are theirs, cut out once."""
+    """What the operations of a level wait for, and the parts of the layout's room that are theirs, cut out once.
+
+    `before` are the places of those before them on their devices, and `own` the room there where they lie in a row.
+    """
 
     waits: Indices
+    before: Indices
+    own: Seconds | None
     added: Seconds
-    ends: Seconds
+    lags: Seconds
     arrived: Seconds
     rows: tuple[Seconds, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class _Layout:
-    """All operations: first those that wait for others, by level of dependence; passes of weights; joint ones.
+    """All operations, device by device, and of these the ones that wait for others by level of dependence.
 
-    `work` (operations, 3): the columns of `Work`, of which the first `waiting` wait for others; `groups`: the group of
-    each. `row`, `crossed` (operations,): which pass over which stage it is as one number, and the cut its input comes
-    over, the number of cuts for none. `levels[l].waits` (2 or 3, n): for the operations of level l the one before on
-    the device, the one that sends the input, and the one that sends that of the joint pass; `waiting` stands for none.
-    `added` (2 or 3, waiting), `ends` (waiting + 1,): room for what each adds to the end of those, and for its own end,
-    for one simulation at a time (`used`).
-    `after`, `until`, `begun` (weights,): the waiting operation in front of and behind each pass of weights on its
-    device, and whether it is the first between these two. `hosts` (joint,): the backward pass of each joint one. `last`
-    (groups,): the last operation of each group. `stage_groups` (stages,): the group of each stage.
+    What an operation ends behind the work of its device up to there is its *lag*: it never falls along a device, so
+    that only inputs need a sum. `lags` (waiting + 2,) is the room for them, in which the last but one stands for no
+    input and the last for none before on the device. `levels[l].waits` (1 or 2, n): for the operations of level l the
+    one that sends the input, and the one that sends that of the joint pass. `added` (1 or 2, waiting): room for by how
+    much an input's lag is longer here, for one simulation at a time (`used`); it is the work of devices before the
+    place `sent` less that before `begun` (waiting,), and the time over the cut `crossed`, the number of cuts for none.
+
+    `work` (operations, 3): the columns of `Work`; `row` (operations,): which pass over which stage it is as one number;
+    `lag` (operations,): the waiting operation whose lag is its own. Joint passes and those of weights wait for nothing
+    but the one beside them. `bounds` (groups + 1,): where the operations of each group begin. `stage_groups` (stages,):
+    the group of each stage.
     """
 
     work: Indices
-    waiting: int
-    groups: Indices
     row: Indices
-    crossed: Indices
+    lag: Indices
+    bounds: Indices
     levels: tuple[_Level, ...]
     added: Seconds
-    ends: Seconds
-    after: Indices
-    until: Indices
-    begun: NDArray[np.bool_]
-    hosts: Indices
-    last: Indices
+    lags: Seconds
+    sent: Indices
+    begun: Indices
+    crossed: Indices
     stage_groups: Indices
     used: Lock = field(default_factory=Lock)
 
@@ -243,13 +248,14 @@ class _Layout:
 @lru_cache(maxsize=64)
 def _layout(shape: Shape) -> _Layout:
     orders = [order(shape, g) for g in range(shape.groups)]
-    every = np.concatenate(orders)
+    work = np.concatenate(orders)
     device = np.repeat(np.arange(shape.groups), [len(o) for o in orders])
-    late, joint = every[:, 2] == Kind.WEIGHT, every[:, 2] == Kind.JOINT
+    stage, kind = work[:, 0], work[:, 2]
+    late, joint = kind == Kind.WEIGHT, kind == Kind.JOINT
     waiting = ~(late | joint)
     group, count = device[waiting], int(waiting.sum())
     passed = np.cumsum(waiting)
-    needs = _needs(shape, every[~late], (passed - waiting)[~late], count)
+    needs = _needs(shape, work[~late], (passed - waiting)[~late], count)
     waits = np.full((2 + bool(joint.any()), count), count)
     waits[0, 1:] = np.where(group[1:] == group[:-1], np.arange(count - 1), count)
     waits[1] = needs[~joint[~late]]
@@ -258,32 +264,38 @@ def _layout(shape: Shape) -> _Layout:
     placed = np.argsort(level, kind="stable")
     rank = np.empty(count + 1, dtype=np.intp)
     rank[placed], rank[count] = np.arange(count), count
-    bounds = np.searchsorted(level[placed], np.arange(2, level.max() + 1))
-    added, ends = np.empty(waits.shape), np.zeros(count + 1)
-    after = rank[passed[late] - 1]
-    behind = np.append(group, -1)[passed[late]] == device[late]
-    number = np.empty(len(every), dtype=np.intp)
-    number[waiting], number[late | joint] = rank[:count], count
-    number[late] += np.arange(late.sum())
-    found, groups = (np.concatenate([of[waiting][placed], of[late], of[joint]]) for of in (every, device))
-    stage, kind = found[:, 0].copy(), found[:, 2]
-    forward = (kind == Kind.FORWARD) | (kind == Kind.JOINT)
+    cuts = np.searchsorted(level[placed], np.arange(2, level.max() + 1))
+    forward = (kind == Kind.FORWARD) | joint
+    crossed = np.where(forward, (stage - 1) % shape.stages, stage)
+    lag = rank[np.where(joint, passed, passed - 1)]
+    # joint passes send as they end, which is with the operation behind them
+    ends = np.append(np.flatnonzero(waiting), -1) + 1
+    begins = np.flatnonzero(waiting) - np.concatenate([[False], joint[:-1]])[waiting]
+    first = waits[0] == count
+    both = np.stack([crossed[waiting], np.zeros(count, dtype=np.intp) + shape.stages - 1])
+    both[1, passed[joint]] = crossed[joint]
+    before = np.where(first, count + 1, rank[waits[0]])[placed]
+    inputs = waits[1:, placed]
+    added, lags = np.empty(inputs.shape), np.zeros(count + 2)
+    lags[-1] = -np.inf
     return _Layout(
-        found, count, groups, kind * shape.stages + stage,
-        np.where(forward, (stage - 1) % shape.stages, stage),
-        _cut(np.split(rank[waits[:, placed]], bounds, axis=1), added, ends), added, ends,
-        after, np.where(behind, rank[passed[late]], count), np.append(True, after[1:] != after[:-1])[: len(after)],
-        rank[passed[joint]], number[np.cumsum([len(o) for o in orders]) - 1],
+        work, kind * shape.stages + stage, lag, np.searchsorted(device, np.arange(shape.groups + 1)),
+        _cut(np.split(rank[inputs], cuts, axis=1), before, added, lags), added, lags,
+        ends[inputs], begins[placed], both[: len(inputs), placed],
         np.array([shape.group_of(s) for s in range(shape.stages)]),
     )  # fmt: skip
 
 
-def _cut(waits: Sequence[Indices], added: Seconds, ends: Seconds) -> tuple[_Level, ...]:
-    """The levels, each with its parts of `added` and `ends`."""
+def _cut(waits: Sequence[Indices], before: Indices, added: Seconds, lags: Seconds) -> tuple[_Level, ...]:
+    """The levels, each with its parts of `added` and `lags`."""
     levels, low = [], 0
     for found in waits:
         high, arrived = low + found.shape[1], np.empty(found.shape)
-        levels.append(_Level(np.ascontiguousarray(found), added[:, low:high], ends[low:high], arrived, tuple(arrived)))
+        there, start = before[low:high], int(before[low])
+        row = bool((there == np.arange(start, start + high - low)).all())
+        own = lags[start : start + high - low] if row else None
+        here = (np.ascontiguousarray(found), there, own, added[:, low:high])
+        levels.append(_Level(*here, lags[low:high], arrived, tuple(arrived)))
         low = high
     return tuple(levels)
 
@@ -373,33 +385,29 @@ def simulate(
     late = np.zeros(shape.stages) if weight_s is None else np.asarray(weight_s, dtype=np.float64)
     whole = np.asarray(backward_s, dtype=np.float64)
     durations: Seconds = np.concatenate([forward_s, whole, whole - late, late, forward_s]).take(layout.row)
+    done = np.concatenate([[0.0], durations.cumsum()])
     with layout.used:
-        ends = _ends(layout, durations, np.array([*transfer_s, 0.0], dtype=np.float64).take(layout.crossed))
+        _find_lags(layout, done, np.array([*transfer_s, 0.0], dtype=np.float64))
+        lags: Seconds = layout.lags.take(layout.lag)
+    starts: Seconds = lags + done[:-1]
+    ends: Seconds = lags + done[1:]
     once = np.bincount(layout.stage_groups, weights=step_s, minlength=shape.groups)
-    finished: Seconds = ends[layout.last] + once
-    busy = np.asarray(np.bincount(layout.groups, weights=durations, minlength=shape.groups) + once, dtype=np.float64)
-    return Simulation(float(finished.max()), finished, busy, layout.work, ends - durations, durations)
+    finished: Seconds = ends[layout.bounds[1:] - 1] + once
+    busy = np.asarray(np.diff(done[layout.bounds]) + once, dtype=np.float64)
+    return Simulation(float(finished.max()), finished, busy, layout.work, starts, durations)
 
 
-def _ends(layout: _Layout, durations: Seconds, delay: Seconds) -> Seconds:
-    """When each operation ends, its input arriving `delay` seconds after it was sent."""
-    count = layout.waiting
-    own, late, joint = np.split(durations, [count, count + len(layout.after)])
-    added, ends = layout.added, layout.ends
-    added[:] = own
-    added[1] += delay[:count]
-    if joint.size:
-        added[2, layout.hosts] += delay[-joint.size :]
-        added[:, layout.hosts] += joint
-    if late.size:
-        added[0] += np.bincount(layout.until, weights=late, minlength=count + 1)[:count]
-    for waits, more, there, arrived, rows in layout.levels:
-        ends.take(waits, out=arrived, mode="clip")
-        arrived += more
-        np.maximum(rows[0], rows[1], out=there)
-        if joint.size:
-            np.maximum(there, rows[2], out=there)
-    total = np.cumsum(late)
-    spent = total - np.maximum.accumulate(np.where(layout.begun, total - late, 0.0)) if late.size else total
-    found = [ends[:count], ends[layout.after] + spent, ends[layout.hosts] - own[layout.hosts]]
-    return np.concatenate(found)
+def _find_lags(layout: _Layout, done: Seconds, delay: Seconds) -> None:
+    """Lags of all operations that wait; before the operations `done` (operations + 1,) seconds of work lie, of those
+    on earlier devices, too, and inputs arrive `delay` (cuts + 1,) seconds after they were sent."""
+    added = done.take(layout.sent)
+    added -= done.take(layout.begun)
+    added += delay.take(layout.crossed)
+    layout.added[:] = added
+    take, add, maximum = layout.lags.take, np.add, np.maximum
+    for waits, before, own, more, lags, arrived, rows in layout.levels:
+        take(waits, None, arrived, "clip")
+        add(arrived, more, arrived)
+        maximum(rows[0], take(before) if own is None else own, out=lags)
+        if len(rows) > 1:
+            maximum(lags, rows[1], out=lags)

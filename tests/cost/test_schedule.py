@@ -125,17 +125,18 @@ def test_against_a_plain_simulation(shape: Shape, data: st.DataObject) -> None:
     assert found.step_time_s == pytest.approx(max(ends), abs=1e-9)
 
 
-def test_large_schedules_are_quick() -> None:
-    """64 stages and 512 microbatches, once laid out, take some milliseconds (5 on the machine it was written on)."""
-    shape = Shape("1f1b", 64, 1, 512)
-    _uniform(shape)
+@pytest.mark.parametrize("shape", [Shape("1f1b", 64, 1, 512), Shape("zbv", 32, 2, 512)], ids=lambda s: s.schedule)
+def test_large_schedules_are_quick(shape: Shape) -> None:
+    """64 stages and 512 microbatches, once laid out, take some milliseconds (2 to 4 on the machine it was written on),
+    and no less than the work of a group and the way through all stages."""
     taken = []
-    for _ in range(5):
+    for _ in range(6):
         began = process_time()
         step, _ = _uniform(shape)
         taken.append(process_time() - began)
-    assert step == 3.0 * (512 + 63)
-    assert min(taken) < 0.02
+    work, way = 3.0 * 512 * shape.chunks, 63.0
+    assert work + way <= step <= work + 3 * way
+    assert min(taken) < 0.015
 
 
 def test_states_in_backward_passes() -> None:
