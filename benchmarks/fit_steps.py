@@ -31,8 +31,9 @@ from autopar.transformer.constants import (
     Prior,
 )
 from autopar.transformer.step import step_time
+from autopar.validation.measures import measured_s
 from autopar.validation.plain import Closed, closed_form_s
-from autopar.validation.steps import ReadRow, measured_s, read_rows
+from autopar.validation.steps import ReadRow, read_rows
 
 Array = NDArray[np.float64]
 

@@ -57,6 +57,12 @@ class Run:
         return replace(self.layout, recomputed=1.0) if open_ else self.layout
 
 
+def stated(row: Mapping[str, str], column: str) -> str:
+    """The text of a column; empty where its words mean nothing."""
+    found = (row.get(column) or "").strip()
+    return "" if found.lower() in OPEN else found
+
+
 @dataclass
 class _Reader:
     """Columns of a row, with what was assumed on the way."""
@@ -66,8 +72,7 @@ class _Reader:
     assumed: list[str] = field(default_factory=list)
 
     def text(self, column: str) -> str:
-        found = (self.row.get(column) or "").strip()
-        return "" if found.lower() in OPEN else found
+        return stated(self.row, column)
 
     def number(self, column: str, default: int | None, why: str = "") -> int:
         """A whole number of a column; the default is noted. Raises ConfigError for what is none, or needed."""

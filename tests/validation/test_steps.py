@@ -118,7 +118,7 @@ ODD = st.sampled_from(
 
 BESIDE = (
     "zero_stage", "recompute", "schedule", "virtual_stages", "experts", "topk", "ep", "sequence_parallel",
-    "flash_attention", "interconnect_inter", "peak_mem_gb", "component", "mem_kind",
+    "flash_attention", "interconnect_inter", "peak_mem_gb", "component", "mem_kind", "oom",
 )  # fmt: skip
 """Columns that `ROW` leaves empty."""
 
@@ -198,6 +198,27 @@ def test_bytes_in_the_unit_of_the_tool() -> None:
     assert shown.measured_peak_memory_bytes == 60 * 2**30
     assert states.predicted_component_bytes
     assert states.predicted_component_bytes < (states.predicted_peak_memory_bytes or 0.0)
+
+
+def test_parts_of_memory_by_their_words() -> None:
+    """Parts that a row names add up to their sum, whatever they are called; a word for none is refused."""
+    names = ("Model weights", "gradients", "Optimizer states", "model states", "weights + grads", "Peak (max)", "n/a")
+    rows = predict(*({"component": name, "mem_kind": "unknown"} for name in (*names, "rumour")), kind="memory")
+    weights, gradients, optimizer, states, both = (row.predicted_component_bytes or 0.0 for row in rows[:5])
+    assert min(weights, gradients, optimizer) > 0
+    assert (states, both) == pytest.approx((weights + gradients + optimizer, weights + gradients))
+    assert rows[5].is_total
+    assert rows[5].predicted_peak_memory_bytes == rows[6].predicted_peak_memory_bytes
+    assert "rumour" in (rows[7].skipped_reason or "")
+
+
+def test_words_for_how_a_run_ended() -> None:
+    """A run that failed has no step time, nor one that ran out of memory; words for nothing change nothing."""
+    words = ("OK", "unknown", "Completed", "failed", "CUDA out of memory")
+    ok, unknown, done, failed, out, flagged = predict(*({"status": word} for word in words), {"oom": "true"})
+    assert ok.ape == unknown.ape == done.ape
+    assert (failed.ape, out.ape, flagged.ape) == (None, None, None)
+    assert [row.oom for row in (ok, failed, out, flagged)] == [False, False, True, True]
 
 
 def test_a_run_that_ended_for_memory_has_no_error() -> None:
