@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from autopar.cluster import (
     ClusterFile,
     DeviceFile,
+    Fabric,
+    Link,
     add_device,
     all_devices,
     device_from_figures,
@@ -194,3 +196,30 @@ def test_every_key_of_a_rate_is_a_dtype() -> None:
     data = find_device("a100").model_dump() | {"peak_tflops": {"int8": 624.0}}
     with pytest.raises(ConfigError, match="int8 is no dtype; give bfloat16"):
         check_settings(json.loads(json.dumps(data)), DeviceFile, "file")
+
+
+FABRIC = """
+name = "railed"
+device = "h100-80gb"
+nodes = 64
+devices_per_node = 8
+[inter]
+name = "InfiniBand NDR"
+gb_per_s = 50
+efficiency = 0.85
+latency_us = 8
+"""
+
+
+def test_what_a_file_says_of_its_switches(tmp_path: Path) -> None:
+    """Rails, pods and sums in switches reach the link between nodes; what can't be is said with the remedy."""
+    path = tmp_path / "railed.toml"
+    path.write_text(FABRIC + "in_switch = true\nrails = true\npod_nodes = 32\nspine_share = 0.5\n")
+    assert load_cluster(str(path)).inter == Fabric("InfiniBand NDR", 42.5e9, 8e-6, True, True, 32, 0.5)
+    path.write_text(FABRIC)
+    assert type(load_cluster(str(path)).inter) is Link
+    inside = FABRIC.replace("[inter]", "[intra]")
+    for text, remedy in ((FABRIC + "spine_share = 0.5\n", "add pod_nodes"), (inside + "rails = true\n", "[inter]")):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=re.escape(remedy)):
+            load_cluster(str(path))

@@ -11,7 +11,18 @@ from autopar.cluster.devices import (
     same_device,
 )
 from autopar.cluster.loading import load_cluster, read_cluster, shipped_clusters, what_if
-from autopar.cluster.records import Cluster, Device, Link, MixedCluster, Wires, device_of, mixed_cluster, slower
+from autopar.cluster.records import (
+    Cluster,
+    Device,
+    Fabric,
+    Link,
+    MixedCluster,
+    Wires,
+    adds_up,
+    device_of,
+    mixed_cluster,
+    slower,
+)
 
 __all__ = [
     "DTYPES",
@@ -19,12 +30,14 @@ __all__ = [
     "ClusterFile",
     "Device",
     "DeviceFile",
+    "Fabric",
     "Link",
     "LinkFile",
     "MixedCluster",
     "MixedFile",
     "Wires",
     "add_device",
+    "adds_up",
     "all_devices",
     "device_from_figures",
     "device_of",

@@ -43,6 +43,13 @@ class Nodes(Settings):
             raise Refused(*error.mistakes) from None
         return name
 
+    @field_validator("intra")
+    @classmethod
+    def _inside(cls, link: LinkFile | None) -> LinkFile | None:
+        if link is not None and (link.rails or link.pod_nodes):
+            raise Refused("rails and pod_nodes are of links between nodes; give them in [inter]")
+        return link
+
     def equal_nodes(self, name: str) -> Cluster:
         """The nodes with their device looked up."""
         found = find_device(self.device)

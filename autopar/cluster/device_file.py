@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from autopar.architecture import ARCHITECTURES
-from autopar.cluster.records import HOST_BYTES_PER_S, Device, Link
+from autopar.cluster.records import HOST_BYTES_PER_S, Device, Fabric, Link
 from autopar.settings import Settings
 
 GIB = 1 << 30
@@ -21,16 +21,32 @@ Count: TypeAlias = Annotated[int, Field(ge=1)]
 
 
 class LinkFile(Settings):
-    """A link in a file: GB/s (1e9 bytes) per device one way by datasheet, the share reached, and microseconds."""
+    """A link in a file: GB/s (1e9 bytes) per device one way by datasheet, the share reached, and microseconds.
+
+    The rest is as in `Fabric`; what isn't given is a link of which no more is known.
+    """
 
     name: str
     gb_per_s: Positive
     efficiency: Share
     latency_us: Positive
+    in_switch: bool = False
+    rails: bool = False
+    pod_nodes: Count | None = None
+    spine_share: Share = 1.0
+
+    @model_validator(mode="after")
+    def _pods(self) -> LinkFile:
+        if self.spine_share < 1 and self.pod_nodes is None:
+            raise ValueError(f"spine_share={self.spine_share} is of pods' rate; add pod_nodes, or leave it out")
+        return self
 
     def link(self) -> Link:
         """The link at the rate it reaches."""
-        return Link(self.name, self.gb_per_s * 1e9 * self.efficiency, self.latency_us * 1e-6)
+        plain = (self.name, self.gb_per_s * 1e9 * self.efficiency, self.latency_us * 1e-6)
+        if not (self.in_switch or self.rails or self.pod_nodes):
+            return Link(*plain)
+        return Fabric(*plain, self.in_switch, self.rails, self.pod_nodes or 0, self.spine_share)
 
 
 class DeviceFile(Settings):

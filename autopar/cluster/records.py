@@ -60,6 +60,21 @@ class Link:
 
 
 @dataclass(frozen=True)
+class Fabric(Link):
+    """A connection of which more is known than its rate.
+
+    `in_switch`: switches add up, so that an all-reduce sends each byte once. Between nodes: with `rails` devices of
+    equal number in their nodes have switches of their own, and reach others by way of the node. `pod_nodes` are joined
+    at the full rate, and at `spine_share` of it with those of other pods (0: all are one pod).
+    """
+
+    in_switch: bool = False
+    rails: bool = False
+    pod_nodes: int = 0
+    spine_share: float = 1.0
+
+
+@dataclass(frozen=True)
 class Cluster:
     """Equal devices in `nodes` nodes of `devices_per_node`; `intra` joins those of a node, `inter` joins nodes.
 
@@ -163,8 +178,17 @@ class MixedCluster(Cluster):
 
 def slower(one: Link, other: Link) -> Link:
     """The link with the lower rate and the longer latency of two."""
-    name = min((one, other), key=lambda link: link.bytes_per_s).name
-    return Link(name, min(one.bytes_per_s, other.bytes_per_s), max(one.latency_s, other.latency_s))
+    slowest = replace(
+        min((one, other), key=lambda link: link.bytes_per_s), latency_s=max(one.latency_s, other.latency_s)
+    )
+    if isinstance(slowest, Fabric) and slowest.in_switch:
+        return replace(slowest, in_switch=adds_up(one) and adds_up(other))
+    return slowest
+
+
+def adds_up(link: Link) -> bool:
+    """Whether a link's switches add up what passes them."""
+    return isinstance(link, Fabric) and link.in_switch
 
 
 def mixed_cluster(

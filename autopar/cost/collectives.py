@@ -18,22 +18,31 @@ leave a node once for each of the l ranks, so that a share of 1/l of the bytes t
     broadcast                            ceil(log2 k) a + ceil(log2 l) a_in + max(B/w_in, B/(l w))
     all-to-all                           the slower of what stays in the node and of what leaves it
 
+    in switches    all-reduce            2 a + 2 ceil(log2 l) a_in + max(2 B/w_in, B/(l w))
+
 where t is 1 for two nodes, each of which is the root of one tree and the leaf of the other, and 2 for more (P.
 Sanders, J. Speck, J. L. Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009). As `w`
 is the rate of one device and every device is in one group of the shape at a time, groups running at once don't slow
-each other further.
+each other further: where devices share an adapter, w is a device's part of it.
+
+Switches that add up (`in_switch`; R. Graham et al., "Scalable hierarchical aggregation protocol (SHARP)", 2016) get and
+send each byte once: 2 a + B/w on one link, and inside a node B/w_in in place of 2 B/w_in. Pods are a third level: an
+edge of a pod is passed once for each of the q ranks that a group has there, so that a link between nodes seems to have
+min(w, w_s q/l), with w_s between pods. On rails, members with other numbers in their nodes are reached by way of the
+node, as NCCL does (PXN): one hop a_in more, and in an all-to-all all that is for other numbers moves inside first.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
-from math import ceil, log2
+from math import ceil, inf, log2
 
 import numpy as np
 
-from autopar.cluster import Cluster, Link
+from autopar.cluster import Cluster, Fabric, Link, adds_up
 from autopar.cost.pricer import CollectiveTimes
 from autopar.errors import ConfigError
 from autopar.graph import CollectiveKey
@@ -54,7 +63,10 @@ def collective_times(keys: Sequence[CollectiveKey], cluster: Cluster) -> Collect
 
 
 def fitted_times(keys: Sequence[CollectiveKey], cluster: Cluster, model: DeviceModel) -> CollectiveTimes:
-    """Seconds of each collective: inside a node the closed form times the ratio fitted for its kind and ranks."""
+    """Seconds of each collective: inside a node the closed form times the ratio fitted for its kind and ranks.
+
+    What is fitted is what the device's own switches do, so that a cluster's word on these counts elsewhere only.
+    """
     closed = collective_times(keys, cluster)
     seconds, sources = closed.seconds, list(closed.sources)
     groups: dict[str, list[int]] = defaultdict(list)
@@ -62,8 +74,10 @@ def fitted_times(keys: Sequence[CollectiveKey], cluster: Cluster, model: DeviceM
         ranks, nodes = ranks_by_level(key.ranks, key.stride, cluster.devices_per_node)
         if nodes == 1 and ranks > 1 and (variant := _nearest(key.kind, ranks, model)):
             groups[variant].append(i)
+    plain = Link(cluster.intra.name, cluster.intra.bytes_per_s, cluster.intra.latency_s)
     for variant, members in groups.items():
-        sizes = {"bytes": np.array([keys[i].bytes for i in members], float), "closed_s": seconds[members]}
+        closed_s = [one_link_seconds(keys[i].kind, keys[i].bytes, keys[i].ranks, plain) for i in members]
+        sizes = {"bytes": np.array([keys[i].bytes for i in members], float), "closed_s": np.array(closed_s)}
         seconds[members] = model.seconds("collectives", sizes, "", (variant,))
         for i in members:
             sources[i] = "fitted"
@@ -86,6 +100,7 @@ def collective_seconds(key: CollectiveKey, devices_per_node: int, intra: Link, i
     local, nodes = ranks_by_level(key.ranks, key.stride, devices_per_node)
     if nodes == 1:
         return one_link_seconds(key.kind, key.bytes, local, intra)
+    inter = seen_by(key.kind, key.ranks, key.stride, devices_per_node, intra, inter)
     if local == 1:
         return one_link_seconds(key.kind, key.bytes, nodes, inter)
     return _two_levels(key.kind, key.bytes, local, nodes, intra, inter)
@@ -105,6 +120,25 @@ def ranks_by_level(ranks: int, stride: int, devices_per_node: int) -> tuple[int,
     return local, ceil(ranks / local)
 
 
+def seen_by(kind: str, ranks: int, stride: int, devices_per_node: int, intra: Link, inter: Link) -> Link:
+    """The link between nodes as a group sees it that has `ranks` devices each `stride` apart: slower where it lies
+    across pods or rails."""
+    if not isinstance(inter, Fabric):
+        return inter
+    rate, latency_s = inter.bytes_per_s, inter.latency_s
+    if inter.pod_nodes:
+        local, nodes = ranks_by_level(ranks, stride, devices_per_node)
+        there, pods = ranks_by_level(ranks, stride, devices_per_node * inter.pod_nodes)
+        if kind == "all_to_all" and pods > 1:  # what is for other pods, of what is for other nodes
+            rate *= min(1.0, inter.spine_share * (1 - 1 / nodes) / (1 - 1 / pods))
+        elif pods > 1:
+            rate *= min(1.0, inter.spine_share * there / local)
+    even = devices_per_node % stride == 0 and ranks * stride % devices_per_node == 0
+    if inter.rails and stride % devices_per_node and not even:
+        rate, latency_s = min(rate, intra.bytes_per_s), latency_s + intra.latency_s
+    return replace(inter, bytes_per_s=rate, latency_s=latency_s)
+
+
 def one_link_seconds(kind: str, size_bytes: float, ranks: int, link: Link) -> float:
     """Seconds of a collective whose ranks are joined by one kind of link."""
     if ranks <= 1:
@@ -115,14 +149,16 @@ def one_link_seconds(kind: str, size_bytes: float, ranks: int, link: Link) -> fl
     if kind in ("all_gather", "reduce_scatter"):
         return ring
     if kind == "all_reduce":
-        return 2 * min(ring, depth + size_bytes / link.bytes_per_s)
+        once = link.latency_s + size_bytes / link.bytes_per_s / 2 if adds_up(link) else inf
+        return 2 * min(ring, depth + size_bytes / link.bytes_per_s, once)
     return depth + (size_bytes / link.bytes_per_s if kind == "broadcast" else share)
 
 
 def _two_levels(kind: str, size_bytes: float, local: int, nodes: int, intra: Link, inter: Link) -> float:
     """Rings and trees over nodes of `local` ranks each; an all-to-all takes both kinds of links at once."""
     if kind == "all_to_all":
-        inside = one_link_seconds(kind, size_bytes / nodes, local, intra)
+        on_rails = isinstance(inter, Fabric) and inter.rails
+        inside = one_link_seconds(kind, size_bytes if on_rails else size_bytes / nodes, local, intra)
         outside = one_link_seconds(kind, size_bytes, nodes, inter)
         return max(inside, outside)
     ranks = local * nodes
@@ -134,4 +170,9 @@ def _two_levels(kind: str, size_bytes: float, local: int, nodes: int, intra: Lin
     ring = around + (ranks - 1) / ranks * max(within, between)
     if kind != "all_reduce":
         return ring
-    return min(2 * ring, 2 * depth + max(2 * within, between * (1 if nodes == 2 else 2)))
+    twice = 1 if adds_up(intra) else 2
+    trees = 2 * depth + max(twice * within, between * (1 if nodes == 2 else 2))
+    if not adds_up(inter):
+        return min(2 * ring, trees)
+    once = 2 * (inter.latency_s + ceil(log2(local)) * intra.latency_s) + max(twice * within, between)
+    return min(2 * ring, trees, once)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log2
 
-from autopar.cluster import Cluster
-from autopar.cost.collectives import fitted_times, ranks_by_level
+from autopar.cluster import Cluster, adds_up
+from autopar.cost.collectives import fitted_times, ranks_by_level, seen_by
 from autopar.dims import Dims
 from autopar.graph import CollectiveKey
 from autopar.measure.models.device import DeviceModel
@@ -47,7 +47,7 @@ def wire(kind: str, size_bytes: float, ranks: int, stride: int, cluster: Cluster
 
     Over several nodes it is the library's ring through all ranks: every node's edge carries the whole of it, dealt out
     over the links of the group's `local` devices there. Sums travel up and down trees, so that few messages follow each
-    other; gathers and scatters go round.
+    other, or once through switches that add up; gathers and scatters go round.
     """
     if ranks <= 1 or size_bytes <= 0:
         return NO_WIRE
@@ -56,13 +56,18 @@ def wire(kind: str, size_bytes: float, ranks: int, stride: int, cluster: Cluster
     if nodes == 1:
         times = fitted_times([CollectiveKey(kind, int(size_bytes), ranks, stride)], cluster, model)
         return Wire(inside=float(times.seconds[0]))
+    inter = seen_by(kind, ranks, stride, per_node, cluster.intra, cluster.inter)
     if kind == "all_to_all":  # what stays in the node travels beside what leaves it
-        return Wire(between=(nodes - 1) / nodes * size_bytes / cluster.inter.bytes_per_s, rounds=nodes - 1)
+        return Wire(between=(nodes - 1) / nodes * size_bytes / inter.bytes_per_s, rounds=nodes - 1)
     twice = 2.0 if kind == "all_reduce" else 1.0
     carried = twice * (ranks - 1) / ranks * size_bytes
-    between = carried / (local * cluster.inter.bytes_per_s)
-    if between < carried / cluster.intra.bytes_per_s:
-        return Wire(inside=carried / cluster.intra.bytes_per_s)
+    within, between = carried / cluster.intra.bytes_per_s, carried / (local * inter.bytes_per_s)
+    added = kind == "all_reduce" and adds_up(inter)
+    between = size_bytes / (local * inter.bytes_per_s) if added else between
+    if between < within:
+        return Wire(inside=within)
+    if added:
+        return Wire(between=between, rounds=2.0)
     around = nodes - 1 + NEAR * (ranks - nodes)
     return Wire(between=between, rounds=min(around, 4 * log2(nodes)) if kind == "all_reduce" else around)
 
@@ -149,7 +154,8 @@ def _sent(size_bytes: float, layout: Layout, cluster: Cluster) -> Wire:
     apart = layout.dp * layout.cp * layout.tp
     if cluster.nodes == 1 or apart * layout.pp <= cluster.devices_per_node:
         return Wire(inside=size_bytes / cluster.intra.bytes_per_s)
-    return Wire(between=size_bytes / cluster.inter.bytes_per_s, rounds=1.0)
+    inter = seen_by("broadcast", 2, apart, cluster.devices_per_node, cluster.intra, cluster.inter)
+    return Wire(between=size_bytes / inter.bytes_per_s, rounds=1.0)
 
 
 def _groups(layout: Layout, ep: int) -> tuple[int, int, int]:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.cluster import Link
+from autopar.cluster import Fabric, Link
 from autopar.cost.collectives import KINDS, collective_seconds, collective_times, one_link_seconds, ranks_by_level
 from autopar.cost.moves import group_of
 from autopar.errors import ConfigError
@@ -82,6 +84,60 @@ def test_more_bytes_take_no_less(kind: str, size: int, ranks: int, stride: int) 
     if ranks * stride > 16:
         return
     assert 0 < seconds(kind, size, ranks, stride) <= seconds(kind, 2 * size, ranks, stride)
+
+
+NEAR = Link("near", 1e10, 1e-6)
+
+
+def over(kind: str, ranks: int, stride: int = 1, **known: Any) -> float:
+    """Seconds of 8 MB over nodes of four that 1 GB/s a device joins, of which more is `known`."""
+    fabric = Fabric("far", 1e9, 1e-5, **known)
+    return collective_seconds(CollectiveKey(kind, 8 * MB, ranks, stride), 4, NEAR, fabric)
+
+
+def test_sums_in_switches_send_each_byte_once() -> None:
+    """8 MB up and down once: in two messages on one link; from a node over its four links, with two hops inside each
+    way; and 0.8 ms there and as much back inside bound what links between nodes don't. Other kinds are as ever."""
+    assert one_link_seconds("all_reduce", 8 * MB, 64, Fabric("sharp", 1e9, 1e-6, in_switch=True)) == pytest.approx(
+        2e-6 + 8e-3
+    )
+    assert over("all_reduce", 4, 4, in_switch=True) == pytest.approx(2e-5 + 8e-3)
+    assert over("all_reduce", 16, in_switch=True) == pytest.approx(2 * (1e-5 + 2e-6) + 2e-3)
+    assert over("all_reduce", 4096, in_switch=True) == pytest.approx(2 * (1e-5 + 2e-6) + 2e-3)
+    near = Fabric("near", 1e9, 1e-6, in_switch=True)
+    far = Fabric("far", 1e9, 1e-5, in_switch=True)
+    assert collective_seconds(CollectiveKey("all_reduce", 8 * MB, 16), 4, near, far) == pytest.approx(2.4e-5 + 8e-3)
+    assert over("all_gather", 16, in_switch=True) == over("all_gather", 16)
+
+
+def test_pods_are_a_third_level() -> None:
+    """Pods of two nodes, joined at an eighth of the rate: 15/16 of 8 MB pass a pod's edge once for all eight ranks in
+    it, as fast as a node's edge for four at half the rate. One rank a pod gets the eighth, those of one pod all."""
+    pods: dict[str, Any] = {"pod_nodes": 2, "spine_share": 0.125}
+    around = 3e-5 + 12e-6
+    assert over("all_gather", 16, **pods) == pytest.approx(around + 15 / 16 * 8e-3 / (8 * 0.125))
+    assert over("all_gather", 16, pod_nodes=2, spine_share=0.5) == over("all_gather", 16)
+    assert over("all_gather", 4, 8, **pods) == pytest.approx(3e-5 + 3 / 4 * 8e-3 * 8)
+    assert over("all_gather", 2, 4, **pods) == over("all_gather", 2, 4)
+    assert over("all_to_all", 8, 4, **pods) == pytest.approx(3e-5 + 3 / 4 * 8e-3 * 8)
+
+
+def test_rails_reach_other_numbers_by_way_of_the_node() -> None:
+    """Groups of equal numbers, and those that fill their nodes' rails, stay on them. Devices six apart on nodes of four
+    take a hop inside more a message; an all-to-all moves three quarters of 8 MB inside first, instead of of 2 MB."""
+    for kind, ranks, stride in (("all_reduce", 8, 4), ("all_gather", 16, 1), ("reduce_scatter", 4, 2)):
+        assert over(kind, ranks, stride, rails=True) == over(kind, ranks, stride)
+    assert over("all_gather", 4, 6, rails=True) == pytest.approx(over("all_gather", 4, 6) + 3e-6)
+    fast = Fabric("far", 1e11, 1e-5, rails=True)
+    taken = collective_seconds(CollectiveKey("all_to_all", 8 * MB, 16), 4, NEAR, fast)
+    assert taken == pytest.approx(2e-6 + 3 / 4 * 8e-4)
+
+
+def test_groups_at_once_share_the_adapters() -> None:
+    """One group of all devices and four of one device a node each move as much over a node's edge, in the same time."""
+    whole, parts = over("all_gather", 16), over("all_gather", 4, 4)
+    assert whole - 3e-5 - 12e-6 == pytest.approx(15 / 16 * 2e-3)
+    assert parts - 3e-5 == pytest.approx(3 / 4 * 8e-3)  # of 8 MB each, four times 8 MB in all
 
 
 def test_groups_that_cost_nothing() -> None:

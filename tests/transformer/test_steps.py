@@ -12,7 +12,7 @@ import pytest
 
 from autopar.api import estimate
 from autopar.cli.main import _run
-from autopar.cluster import load_cluster
+from autopar.cluster import Fabric, load_cluster
 from autopar.dims import Dims
 from autopar.errors import ConfigError
 from autopar.formulate.config import ManualConfig
@@ -216,6 +216,19 @@ def test_ring_over_nodes_by_hand() -> None:
     found = wire("all_reduce", 8e9, 16, 1, where, _model("a100-80gb"))
     assert found.between == pytest.approx(2 * 15 / 16 * 8e9 / (8 * where.inter.bytes_per_s))
     assert found.inside == 0
+
+
+def test_sums_in_switches_between_nodes_by_hand() -> None:
+    """In switches that add up 8 GB leave a node over 8 links of 10 GB/s once instead of 2 x 15/16 times, in two rounds;
+    where 31 of 32 nodes lie in other pods, at half the rate, an exchange between all of them takes twice as long."""
+    where, model = load_cluster("2x8xa100-80gb"), _model("a100-80gb")
+    plain = where.inter
+    found = wire("all_reduce", 8e9, 16, 1, replace(where, inter=Fabric("sharp", 1e10, 1e-5, in_switch=True)), model)
+    assert (found.between, found.rounds) == pytest.approx((0.1, 2.0))
+    large = load_cluster("32x8xa100-80gb")
+    pods = replace(large, inter=Fabric(plain.name, plain.bytes_per_s, plain.latency_s, pod_nodes=1, spine_share=0.5))
+    one, two = (wire("all_to_all", 8e9, 32, 8, which, model).between for which in (large, pods))
+    assert two == pytest.approx(2 * one)
 
 
 def _model(name: str) -> Any:
