@@ -15,7 +15,7 @@ from typing import Any
 
 from autopar.errors import PlanError, reason_of
 from autopar.files import write_atomically
-from autopar.graph import Layout
+from autopar.graph import Layout, hashed_once
 
 PLAN_FORMAT = 1
 """Number of the file format; a reader refuses a larger one and migrates a smaller one."""
@@ -24,6 +24,7 @@ PLAN_FORMAT = 1
 ZERO_LEVELS, RECOMPUTES = (0, 1, 2, 3), ("none", "selective", "full")
 
 
+@hashed_once
 @dataclass(frozen=True)
 class MeshAxis:
     """One axis of a stage's device mesh. Ranks run row-major over the axes: the last axis has neighbouring ranks.

@@ -119,10 +119,11 @@ def turns(shape: Shape) -> Turns:
     """The turns of all groups of devices."""
     chunk, ahead = [], []
     for group in range(shape.groups):
-        counts = _counts(_short(shape), group)
-        first = int(np.flatnonzero(_is(counts.kind, Kind.BACKWARD, Kind.INPUT))[0])
-        chunk.append(counts.chunk[first])
-        ahead.append(_before(counts.saved)[first])
+        stage, _, kind = order(_short(shape), group).T
+        own = shape.stages_of(group)
+        first = int(((kind == Kind.BACKWARD) | (kind == Kind.INPUT)).argmax())
+        chunk.append(own.index(int(stage[first])))
+        ahead.append([np.count_nonzero(stage[:first] == one) for one in own])
     return Turns(np.array(chunk), np.array(ahead))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from autopar.graph import Layout, Op, TensorSpec
+from autopar.graph import Layout, Op, TensorSpec, hashed_once
 from autopar.shard.factors import Grains
 
 MoveKind: TypeAlias = Literal[
@@ -45,6 +45,7 @@ class Relayout:
     backward: tuple[Move, ...]
 
 
+@hashed_once
 @dataclass(frozen=True)
 class Call:
     """One op on local shards. `operands[i]` is the name to read in place of `op.operands[i]` (after relayouts).

@@ -77,5 +77,5 @@ def test_calls_priced_on_other_meshes_before(model: str) -> None:
     for sizes in ((2, 8), (4, 4), (8, 2), (16,)):
         for run in layer_runs(graph, [Pins()] * len(graph.layers)):
             space, mesh = label_space(run.layer, run.around, sizes, 32), mesh_of(sizes)
-            for own, shared in zip(CallPrices(pricer).of(space, 32, mesh), known.of(space, 32, mesh), strict=True):
+            for own, shared in zip(CallPrices(pricer).of(space, [32], mesh), known.of(space, [32], mesh), strict=True):
                 np.testing.assert_array_equal(own[1:], shared[1:])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, sqrt
 
 import numpy as np
 
@@ -21,6 +21,8 @@ CLOSE = 2e-3
 """A bound is not improved any more if it can gain no more than this share."""
 FIRST, FURTHER = 0.5, 4.0
 """The first price makes the bytes that can be saved cost this share of all seconds; further ones so many times more."""
+GUESSES = (0.3, 1.0, 3.0)
+"""Of the first price."""
 SPREAD, BETWEEN = 2.5, 5
 """Around the best price: by how much prices differ at most, and how many there are."""
 FAR = (0.1, 1.5)
@@ -93,7 +95,8 @@ class Dual:
     def _guesses(self) -> Iterator[Price]:
         """A price to begin with where seconds alone may lead to chains that hold too much."""
         if self.limit_bytes and 0.0 < self.free_s < inf:
-            yield FIRST * self.free_s / self.limit_bytes, self.in_flight[-1], 1.0
+            for times in GUESSES:
+                yield times * FIRST * self.free_s / self.limit_bytes, self.in_flight[-1], 1.0
 
     def note(self, price: Price, cost_s: float, held_bytes: float, saved_bytes: float) -> None:
         """The cheapest chain at a price costs `cost_s` and holds so much, and for each microbatch in flight so much."""
@@ -146,12 +149,14 @@ class Dual:
             return
         if high is None:
             saved = max(1.0, low.held_bytes - self.least_bytes.get(count, 0.0))
-            yield FURTHER * low.price or FIRST * low.cost_s / saved
+            first = FURTHER * low.price or FIRST * low.cost_s / saved
+            yield from (first, FURTHER * first)
             return
         price = (high.seconds - low.seconds) / (low.held_bytes - high.held_bytes)
         most = low.seconds + price * (low.held_bytes - self.limit_bytes)
         if price not in points and most > self._bound(count) * (1 + CLOSE):
             yield price
+            yield from (sqrt(price * end) for end in (low.price, high.price) if end)
 
     @staticmethod
     def _around(points: Sequence[Point], limit: float) -> tuple[Point | None, Point | None]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from autopar.formulate.layers.layer_tables import Ask, LayerSolver
 from autopar.formulate.layers.run_tables import RunTables
 from autopar.formulate.layers.runs import LayerRun, Surroundings, alike
-from autopar.formulate.layers.tables import Price, passing_seconds
+from autopar.formulate.layers.tables import Least, Price, least_of, passing_seconds
 
 if TYPE_CHECKING:
     from autopar.formulate.chains.reckoning import Reckoning
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 FIRST, RUN, WHOLE = 1, 2, 3
 """Ever better bounds, each dearer than the one before."""
-ROUNDS, WHOLE_ROUNDS = 5, 3
+ROUNDS, WHOLE_ROUNDS = 3, 2
 """How often prices of bytes are chosen anew, for the longest run and for all."""
 NEAR = 1.05
 """Siblings that promise this many times the seconds of the one asked for are bounded with it."""
@@ -31,6 +31,7 @@ class Siblings:
 
     members: list[Chains] = field(default_factory=list)
     _levels: dict[Chains, int] = field(default_factory=dict)
+    _calls: dict[tuple[Surroundings, int], Least] = field(default_factory=dict)
 
     def bound(self, asked: Chains, level: int) -> None:
         """Bound a member, and with it those that are about as promising.
@@ -51,6 +52,16 @@ class Siblings:
             for _ in range(WHOLE_ROUNDS):
                 self._round({m: m.whole.dual.asked(seeds[m]) for m in waiting}, lambda m: m.whole)
         self._levels |= dict.fromkeys(waiting, level)
+
+    def calls(self, asked: Chains, around: Surroundings) -> Least:
+        """What a layer takes at least by its calls, each as suits it best: found for all members at once."""
+        key = around, asked.setting.batch
+        if key not in self._calls:
+            space = asked.space_of(around)
+            batches = list(dict.fromkeys(m.setting.batch for m in self.members if m.possible or m is asked))
+            found = least_of(space, asked.known.calls.of(space, batches, asked.setting.mesh), len(batches))
+            self._calls |= zip([(around, batch) for batch in batches], found, strict=True)
+        return self._calls[key]
 
     def _waiting(self, asked: Chains, level: int) -> list[Chains]:
         """Members to be bounded now: those that have not been and promise about as much."""

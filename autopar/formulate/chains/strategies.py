@@ -30,7 +30,7 @@ from autopar.formulate.layers.rates import ParameterRates
 from autopar.formulate.layers.relayout_prices import RelayoutPrices
 from autopar.formulate.layers.run_tables import Arc, CheapestChains, Family, RunTables
 from autopar.formulate.layers.runs import LayerRun, Surroundings, alike
-from autopar.formulate.layers.tables import Least, Price, Setting, SpaceCosts, least_of, space_costs
+from autopar.formulate.layers.tables import Least, Price, Setting, SpaceCosts, space_costs
 from autopar.graph import Layout
 from autopar.plan import LayerStrategy, data_axes_of
 
@@ -90,12 +90,6 @@ class Chains:
             and any(not zero or data_axes_of(x, around.entry.batch_dim) for x in before for zero in around.pins.zero)
             for around, before, behind in ends
         )
-
-    @property
-    def least(self) -> list[Least]:
-        """For each run what a layer takes at least."""
-        found = [self._costs.get(replace(alike(run.around), passing=())) for run in self.runs]
-        return [calls if costs is None else costs.least for calls, costs in zip(self.calls, found, strict=True)]
 
     # --- prices ---------------------------------------------------------------------------------------------------
 
@@ -191,12 +185,7 @@ class Chains:
     @cached_property
     def calls(self) -> tuple[Least, ...]:
         """For each run what a layer takes at least by its calls, each as suits it best."""
-        known = {around: self._calls_of(around) for around in dict.fromkeys(alike(run.around) for run in self.runs)}
-        return tuple(known[alike(run.around)] for run in self.runs)
-
-    def _calls_of(self, around: Surroundings) -> Least:
-        space = self.space_of(around)
-        return least_of(space, self.known.calls.of(space, self.setting.batch, self.setting.mesh))
+        return tuple(self._siblings.calls(self, alike(run.around)) for run in self.runs)
 
     @property
     def promise_s(self) -> float:

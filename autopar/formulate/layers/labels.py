@@ -214,13 +214,17 @@ def _assignments(rule: OpRule, op: Op, layer: LayerClass, sizes: tuple[int, ...]
     return frozenset(assignments(rule, op, layer, sizes, batch))
 
 
-@lru_cache(maxsize=1 << 14)
 def dealt_layouts(
     spec: TensorSpec, layouts: tuple[Layout | None, ...], sizes: tuple[int, ...], batch: int
 ) -> tuple[Layout | None, ...]:
     """Layouts of a value that was laid out for a batch that all devices share evenly: None where it leaves some out."""
-    if batch % prod(sizes) == 0:
-        return layouts
+    return layouts if batch % prod(sizes) == 0 else _dealt(spec, layouts, sizes, batch)
+
+
+@lru_cache(maxsize=1 << 14)
+def _dealt(
+    spec: TensorSpec, layouts: tuple[Layout | None, ...], sizes: tuple[int, ...], batch: int
+) -> tuple[Layout | None, ...]:
     return tuple(x if x is not None and dealt(spec, x, sizes, batch) else None for x in layouts)
 
 

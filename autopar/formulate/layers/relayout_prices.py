@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from math import prod
 from typing import NamedTuple, TypeAlias
 
@@ -17,6 +16,8 @@ from autopar.plan import MeshAxis
 
 Layouts: TypeAlias = tuple[Layout | None, ...]
 """Layouts by label; None = illegal."""
+Change: TypeAlias = tuple[Pieces, Pieces]
+"""What a change of layout takes forward and backward."""
 
 
 class RelayoutPrices:
@@ -28,6 +29,8 @@ class RelayoutPrices:
         self._sizes = tuple(axis.size for axis in mesh)
         self._devices = prod(self._sizes)
         self._tables: dict[tuple[int, str, bool, Layouts, Layouts, Dims], tuple[Seconds, Seconds]] = {}
+        self._changes: dict[tuple[Layouts, Layouts, Dims], _Changes] = {}
+        self._each: dict[tuple[Layout, Layout, Dims], Change] = {}
 
     def table(self, spec: TensorSpec, sources: Layouts, targets: Layouts, batch: int) -> tuple[Seconds, Seconds]:
         """Forward and backward seconds from each source to each target, shape (sources, targets); inf = illegal.
@@ -45,7 +48,7 @@ class RelayoutPrices:
         for spec, sources, targets in asked:
             uneven = uneven_dims(self._dims(spec, batch), (*sources, *targets), self._sizes)
             size = prod(spec.shape_at(batch)), spec.dtype
-            wanted.setdefault(size, {}).update(dict.fromkeys(_changes(sources, targets, self._mesh, uneven).pieces))
+            wanted.setdefault(size, {}).update(dict.fromkeys(self._changed(sources, targets, uneven).pieces))
         self._price(wanted)
 
     def _dims(self, spec: TensorSpec, batch: int) -> Dims:
@@ -57,7 +60,7 @@ class RelayoutPrices:
         self, elements: int, dtype: str, trained: bool, sources: Layouts, targets: Layouts, dims: Dims
     ) -> tuple[Seconds, Seconds]:
         uneven = uneven_dims(dims, (*sources, *targets), self._sizes)
-        changes = _changes(sources, targets, self._mesh, uneven)
+        changes = self._changed(sources, targets, uneven)
         self._price({(elements, dtype): changes.pieces})
         known = self._known.get((elements, dtype), {})
         each = np.array([known[piece] for piece in changes.pieces], dtype=np.float64)
@@ -65,6 +68,24 @@ class RelayoutPrices:
         if not trained:
             return forward, np.where(np.isinf(forward), np.inf, 0.0)
         return forward, np.append(changes.backward @ each, np.inf)[changes.which]
+
+    def _changed(self, sources: Layouts, targets: Layouts, uneven: Dims) -> _Changes:
+        """The changes from every source to every target."""
+        key = sources, targets, uneven
+        if key not in self._changes:
+            rows, columns = (tuple(dict.fromkeys(layouts)) for layouts in (sources, targets))
+            found = [[self._change(s, t, uneven) for t in columns] for s in rows]
+            pick = np.ix_([rows.index(s) for s in sources], [columns.index(t) for t in targets])
+            self._changes[key] = _Changes.of(found, len(columns), pick)
+        return self._changes[key]
+
+    def _change(self, source: Layout | None, target: Layout | None, uneven: Dims) -> Change | None:
+        if source is None or target is None:
+            return None
+        key = source, target, uneven
+        if key not in self._each:
+            self._each[key] = relayout_pieces(source, target, self._mesh, uneven)
+        return self._each[key]
 
     def _price(self, wanted: Mapping[tuple[int, str], Iterable[Piece]]) -> None:
         """Seconds of pieces on tensors of these sizes and dtypes."""
@@ -91,20 +112,17 @@ class _Changes(NamedTuple):
     pieces: tuple[Piece, ...]
     which: NDArray[np.intp]
 
-
-@lru_cache(maxsize=1 << 12)
-def _changes(sources: Layouts, targets: Layouts, mesh: tuple[MeshAxis, ...], uneven: Dims) -> _Changes:
-    """The changes from every source to every target."""
-    rows, columns = (tuple(dict.fromkeys(layouts)) for layouts in (sources, targets))
-    found = [[None if s is None or t is None else relayout_pieces(s, t, mesh, uneven) for t in columns] for s in rows]
-    distinct = dict.fromkeys(change for row in found for change in row if change is not None)
-    numbers = {change: i for i, change in enumerate([*distinct, None])}
-    numbered = [numbers[change] for row in found for change in row]
-    which = np.array(numbered, dtype=np.intp).reshape(len(rows), len(columns))  # also where there are none
-    pick = np.ix_([rows.index(s) for s in sources], [columns.index(t) for t in targets])
-    forward, backward = (tuple(change[way] for change in distinct) for way in (0, 1))
-    pieces = tuple(sorted({piece for change in (*forward, *backward) for piece in change}))
-    return _Changes(_counts(forward, pieces), _counts(backward, pieces), pieces, which[pick])
+    @classmethod
+    def of(cls, found: Sequence[Sequence[Change | None]], targets: int, pick: tuple[NDArray[np.intp], ...]) -> _Changes:
+        """Of `found` from each distinct source to each of so many distinct targets (None = illegal); `pick`: those
+        wanted."""
+        distinct = dict.fromkeys(change for row in found for change in row if change is not None)
+        numbers: dict[Change | None, int] = {change: i for i, change in enumerate([*distinct, None])}
+        numbered = [numbers[change] for row in found for change in row]
+        which = np.array(numbered, dtype=np.intp).reshape(len(found), targets)  # also where there are none
+        forward, backward = (tuple(change[way] for change in distinct) for way in (0, 1))
+        pieces = tuple(sorted({piece for change in (*forward, *backward) for piece in change}))
+        return cls(_counts(forward, pieces), _counts(backward, pieces), pieces, which[pick])
 
 
 def _counts(changes: Sequence[Pieces], pieces: Sequence[Piece]) -> Seconds:

@@ -113,8 +113,7 @@ class SpaceCosts:
     """Seconds and bytes of one microbatch on the labels of a space.
 
     By kind of recomputation `rerun`: of what runs again in the backward, 0 where a label is illegal; `kept_bytes`: of
-    what is kept for it. `least`: seconds that no pass of the layer can beat. `chosen`: of pairs, by what of them was
-    asked for.
+    what is kept for it. `chosen`: of pairs, by what of them was asked for.
     """
 
     space: LabelSpace
@@ -122,7 +121,6 @@ class SpaceCosts:
     backward: Seconds
     rerun: dict[str, Seconds]
     kept_bytes: dict[str, list[Array]]
-    least: Least
     chosen: dict[object, Array] = field(default_factory=dict)
 
     @cached_property
@@ -170,8 +168,7 @@ def space_costs(
     again = {kind: _Again(space.layer, kind) for kind in kinds}
     forward, backward = (Seconds([np.zeros(len(v)) for v in space.variables]) for _ in range(2))
     rerun = {kind: Seconds([np.zeros(len(v)) for v in space.variables]) for kind in kinds}
-    called = list(calls.of(space, setting.batch, setting.mesh))
-    for placed, ahead, behind in called:
+    for placed, (ahead,), (behind,) in calls.of(space, [setting.batch], setting.mesh):
         forward.single[placed.variable] += ahead
         backward.single[placed.variable] += behind
         for kind in kinds:
@@ -198,12 +195,13 @@ def space_costs(
             if again[kind].includes(edge):
                 rerun[kind].add_pair(*ends, _finite(ahead))
     kept = kept_bytes(space, surroundings, setting.batch, kinds)
-    return SpaceCosts(space, forward, backward, rerun, kept, least_of(space, called))
+    return SpaceCosts(space, forward, backward, rerun, kept)
 
 
-def least_of(space: LabelSpace, calls: Iterable[tuple[Placed, Array, Array]]) -> Least:
-    """What a layer's passes take at least by its calls alone, each variable as suits the pass best."""
-    both, forward, backward, inputs = ([np.zeros(len(v)) for v in space.variables] for _ in Least._fields)
+def least_of(space: LabelSpace, calls: Iterable[tuple[Placed, Array, Array]], batches: int) -> list[Least]:
+    """For each of so many batches what a layer's passes take at least by its calls alone (`CallPrices.of`), each
+    variable as suits the pass best."""
+    both, forward, backward, inputs = ([np.zeros((batches, len(v))) for v in space.variables] for _ in Least._fields)
     for placed, ahead, behind in calls:
         v = placed.variable
         both[v] += ahead + behind
@@ -211,7 +209,8 @@ def least_of(space: LabelSpace, calls: Iterable[tuple[Placed, Array, Array]]) ->
         backward[v] += behind
         # No share is 0: what is illegal costs inf, and 0 times inf is no number.
         inputs[v] += behind * max(1.0 - most_put_off(placed.op, space.layer), np.finfo(float).tiny)
-    return Least(*(sum(float(own.min()) for own in each) for each in (both, forward, backward, inputs)))
+    each = [sum(own.min(axis=1) for own in of).tolist() for of in (both, forward, backward, inputs)]
+    return [Least(*of) for of in zip(*each, strict=True)]
 
 
 def _finite(seconds: Array) -> Array:

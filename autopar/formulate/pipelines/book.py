@@ -222,7 +222,7 @@ class StageBook:
         held = {q: cost for (price, q, _), cost in zip(prices, costs, strict=True) if price == ONLY_BYTES}
         self.least_bytes = float(np.min(held[chains.in_flight[0]][0, 1:]))
         passes = costs[prices.index(PASSES)]
-        return Ranges(chains.setting.num_microbatches, passes, self._least(chains.least), priced, held, limit)
+        return Ranges(chains.setting.num_microbatches, passes, self._least(chains.calls), priced, held, limit)
 
     @cached_property
     def calls_ranges(self) -> Ranges:
