@@ -291,6 +291,14 @@ class OpGraph:
     constants: dict[str, Constant] = field(default_factory=dict, hash=False)
     assumptions: tuple[str, ...] = ()
 
+    @property
+    def only_batch(self) -> int | None:
+        """The samples of the one batch that the graph holds for, where none of its inputs' sizes follows the batch."""
+        specs = [self.values[name] for name in self.inputs]
+        if any(spec.batch_dim is not None for spec in specs):
+            return None
+        return next((spec.shape[0].fixed for spec in specs if spec.shape), None)
+
     @cached_property
     def digest(self) -> str:
         """Hash of the whole model's structure and shapes: what `optimize` compares a plan with."""

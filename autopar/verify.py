@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from math import inf
 from typing import Any, cast
 
 import torch
@@ -197,20 +198,33 @@ def _drift(plan: PlanRecord, ours: _Training) -> tuple[Difference, Difference]:
     own = [{n: _sums(t) for n, t in named.items()} for named in (ours.gradients, ours.parameters)]
     dist.gather_object(own, every if rank == first else None, first)
     pairs = [(g[0], member) for g in groups for member in g[1:]] if rank == first else []
-    floor = 1e-6 * max((size for g, _ in pairs for _, size in every[g][0].values()), default=0.0)
+    floor = 1e-6 * max((size for g, _ in pairs for _, size, _ in every[g][0].values()), default=0.0)
     found = [[Difference(0.0)], [Difference(0.0)]]
     for leader, member in pairs:
         for kind, theirs, its in zip(found, every[leader], every[member], strict=True):
-            for name, (total, size) in theirs.items():
-                if apart := abs(its[name][0] - total):  # or nan
+            for name, (total, size, odd) in theirs.items():
+                apart = abs(its[name][0] - total) if its[name][2] == odd else inf
+                if apart:
                     kind.append(Difference(apart / (max(size, floor) or 1.0), f"{name} on rank {member}"))
     return _worst(found[0]), _worst(found[1])
 
 
-def _sums(tensor: Tensor) -> tuple[float, float]:
-    """The sum of a tensor's elements, and its largest."""
+def _sums(tensor: Tensor) -> tuple[float, float, tuple[int, ...]]:
+    """The sum of a tensor's finite elements, their largest, and how many are nan, inf and -inf (as in masks)."""
     wide = tensor.detach().double()
-    return float(wide.sum()), float(wide.abs().max()) if wide.numel() else 0.0
+    odd = tuple(int(of.sum()) for of in (wide.isnan(), wide == inf, wide == -inf))
+    finite = _finite(wide)
+    return float(finite.sum()), _size(finite), odd
+
+
+def _finite(wide: Tensor) -> Tensor:
+    """A tensor with 0 where it is nan or infinite."""
+    return wide.nan_to_num(0.0, 0.0, 0.0)
+
+
+def _size(tensor: Tensor) -> float:
+    """The largest element; 0 where there is none."""
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
 def _whole(tensor: Tensor) -> Tensor:
@@ -292,8 +306,8 @@ def _largest(ours: dict[str, Tensor], theirs: dict[str, Tensor], floor: float) -
     found = [Difference(0.0)]
     for name, tensor in theirs.items():
         if name in ours and not torch.equal(mine := ours[name].to(tensor.device, tensor.dtype), tensor):
-            scale = max(float(tensor.double().abs().max()), floor)
-            difference = float((mine.double() - tensor.double()).abs().max())
+            scale = max(_size(_finite(tensor.double())), floor)
+            difference = _size((mine.double() - tensor.double()).where(mine != tensor, 0.0))  # inf - inf is nan
             relative = difference / scale if scale else difference
             found.append(Difference(relative, name))
     return _worst(found)

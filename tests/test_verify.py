@@ -43,6 +43,16 @@ def test_nothing_hides_a_loss_that_is_no_number() -> None:
     assert VerifyReport(1.0, 1.0, 0.5, alike, alike, (), 1, "a model").largest == 0.5
 
 
+def test_infinite_values_that_are_equal_are_no_difference() -> None:
+    """Buffers hold masks with -inf; elsewhere it counts, as does another finite element beside it."""
+    mask, other, masked_more = (torch.tensor(v) for v in ([-math.inf, 2.0], [-math.inf, 1.0], [-math.inf, -math.inf]))
+    said = [
+        _compare([_Training([1.0], {}, {"mask": m})], _Training([1.0], {}, {"mask": mask}), "a model").parameter.value
+        for m in (mask.clone(), other, masked_more)
+    ]
+    assert said == [0.0, 0.5, math.inf]
+
+
 def drifted() -> tuple[float, str, float]:
     """On a rank, of which the third has another parameter after the steps: what is said of it."""
     plan, (model, batch) = planned(traced("mlp"), "dp=4,microbatch_size=4"), example("mlp")
@@ -50,6 +60,7 @@ def drifted() -> tuple[float, str, float]:
 
     def with_a_fault(module: nn.Module, step: Callable[[], torch.Tensor], steps: int) -> _Training:
         found: _Training = trained(module, step, steps)
+        found.parameters["last.bias"][:1] = -math.inf  # on all alike
         if dist.get_rank() == 2:
             found.parameters["last.weight"][0, 0] += 0.5
         return found

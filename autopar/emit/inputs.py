@@ -99,6 +99,8 @@ def rows_of(graph: OpGraph, inputs: Mapping[str, Tensor]) -> int:
         if dim is not None:
             extent = graph.values[name].shape[dim]
             found[name] = (tensor.shape[dim] - extent.fixed) // extent.per_sample
+    if not found and graph.only_batch is not None:
+        return graph.only_batch
     if len(set(found.values())) != 1:
         raise EmitError(f"samples by input: {found or 'none has a batch dim'}; all inputs must have the same number.")
     return next(iter(found.values()))

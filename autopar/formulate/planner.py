@@ -62,6 +62,7 @@ class Planner:
         the objective needs a figure that the device lacks.
         """
         began = time.process_time()
+        self._require_batch()
         _require_figures(self.request.objective, self.cluster)
         end_s = inf if time_limit_s is None else time.monotonic() + time_limit_s
         with _collecting_new_objects_only():
@@ -91,6 +92,7 @@ class Planner:
     def estimate(self, config: ManualConfig, straggler: float = 1.0) -> PlanRecord:
         """What a hand-written plan costs, feasible or not, if one device takes `straggler` times as long as others."""
         began = time.process_time()
+        self._require_batch()
         config = config.grouped(self.cluster.devices_per_node)
         scenario = self.space.configured(config, None)
         solved = scenario.solve()
@@ -102,6 +104,15 @@ class Planner:
         record = self._record(with_straggler(solved, straggler), None, began)
         said = f"one device of those that work longest takes {straggler:g} times as long; the others wait for it"
         return replace(record, assumptions=(*record.assumptions, said))
+
+    def _require_batch(self) -> None:
+        """Raise ConfigError where the graph holds for another batch than the one asked for alone."""
+        only, asked = self.graph.only_batch, self.request.global_batch
+        if only not in (None, asked):
+            raise ConfigError(
+                f"global_batch={asked}: the model could be traced at the batch of its example inputs alone, which has "
+                f"{only} samples. Give example_inputs of {asked} samples, or global_batch={only}."
+            )
 
     def _best(self, tried: Sequence[Searched], top: int) -> list[tuple[Solved, float]]:
         """The best answers of all sizes by the objective, one of each kind, with the bounds on their seconds."""

@@ -11,7 +11,7 @@ from torch import nn
 from autopar.errors import ConfigError, TraceError
 from autopar.graph import Op, OpGraph
 from autopar.trace.exported import Attempt, Exporter
-from autopar.trace.failure import depends_on_data, is_own_bug, module_of, reason_of, trace_error
+from autopar.trace.failure import depends_on_data, forward_error, is_own_bug, module_of, reason_of, trace_error
 from autopar.trace.flat import Flat
 from autopar.trace.inputs import ExampleInputs, bind
 from autopar.trace.known.masks import fold_masks
@@ -50,7 +50,20 @@ def trace(
     compute = dtype or next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     stand_ins = StandIns(model, str(compute).removeprefix("torch."))
     exporter = Exporter(model, inputs, dtype, loss_fn, stand_ins)
-    return replace(_kept_apart(exporter, _traced(exporter)), constants=inputs.constants)
+    try:
+        graph = _traced(exporter)
+    except TraceError as error:
+        raise _plainly(exporter, error) from error
+    return replace(_kept_apart(exporter, graph), constants=inputs.constants)
+
+
+def _plainly(exporter: Exporter, error: TraceError) -> TraceError:
+    """What to say of a model that can't be traced: where its forward fails by itself in the same way, that."""
+    failed = exporter.error_of_forward()
+    kind = type(failed).__name__
+    if failed is None or depends_on_data(failed) or kind == "NotImplementedError" or f"({kind}: " not in str(error):
+        return error  # without data some models can't be run that otherwise can
+    return forward_error(exporter.model, failed)
 
 
 def _traced(exporter: Exporter) -> OpGraph:
@@ -149,11 +162,11 @@ def _first_that_works(exporter: Exporter) -> Flat:
                 break
             continue
         return replace(flat, assumptions=(*flat.assumptions, *_fallbacks(exporter, attempt, errors)))
-    first = next((error for error in errors.values() if depends_on_data(error)), errors[attempts[0]])  # it says most
-    path = module_of(first)
-    if path:
-        raise _InTheWay(path, str(trace_error(exporter.model, first)))  # which is raised if it can't stand
-    raise trace_error(exporter.model, first) from first
+    tried = [e for e in errors.values() if depends_on_data(e)] or list(errors.values())
+    for error in (tried[0], tried[-1]):  # without a submodule to name the last says most: it was given most
+        if path := module_of(error):
+            raise _InTheWay(path, str(trace_error(exporter.model, error)))  # which is raised if it can't stand
+    raise trace_error(exporter.model, tried[-1]) from tried[-1]
 
 
 def _fallbacks(exporter: Exporter, used: Attempt, errors: dict[Attempt, Exception]) -> Iterator[str]:

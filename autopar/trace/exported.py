@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -58,6 +59,16 @@ class Exporter:
         batch = max(self.inputs.batch or 0, 2) if symbolic else self.inputs.batch
         return self._export(batch, symbolic, attempt.grouped, told=symbolic)
 
+    def error_of_forward(self) -> Exception | None:
+        """What the model raises on meta tensors like the inputs given, called by itself; None if it runs."""
+        root = Root(shadow(self.model, self.dtype), self.inputs, self.loss_fn)
+        try:
+            with Known(), without_checks(), without_autocast():
+                root(*self.inputs.on_meta(self.inputs.batch, self.dtype))
+        except Exception as error:  # whatever models raise
+            return error
+        return None
+
     def _export(self, batch: int | None, symbolic: bool, grouped: bool, told: bool) -> Flat:
         """Export at `batch`; `told`: its sizes are told from others by their number where the batch is no symbol."""
         root = Root(shadow(self.model, self.dtype), self.inputs, self.loss_fn)
@@ -102,6 +113,8 @@ class Exporter:
         outcome = root.outcome
         if outcome.stands_in:
             notes += ("the model returns no scalar and no loss_fn was given: planned on the sum of its float outputs",)
+        if outcome.unasked:
+            notes += (f"loss_fn is not called: the model returns a scalar ({outcome.unasked}), which is the loss",)
         if outcome.draws:
             notes += ("forward draws from Python's or numpy's random numbers: what it drew once is part of the plan",)
         own = {PARAM + n: s for n, s in params.items()} | {BUFFER + n: s for n, s in buffers.items()}
@@ -120,10 +133,16 @@ class Exporter:
 
 @contextmanager
 def _quiet_failure() -> Iterator[None]:
-    """Keep to itself what torch prints before it raises: the whole graph so far. Other attempts may succeed."""
+    """Keep to itself what torch says before it raises: the graph so far, frames. Other attempts may succeed."""
     said = io.StringIO()
-    with redirect_stderr(said):
-        yield
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with redirect_stderr(said):
+            yield
+    finally:
+        logger.setLevel(level)
     sys.stderr.write(said.getvalue())
 
 

@@ -24,8 +24,24 @@ _CALLS_THE_MODEL = ("forward", "read", "_run")
 _TORCH = str(Path(torch.__file__).parent)
 
 
-def trace_error(model: nn.Module, error: BaseException | None) -> TraceError:
+def trace_error(model: nn.Module, error: BaseException) -> TraceError:
     """A TraceError that names the innermost module and line of the model in `error`'s traceback, and the reason."""
+    remedy = (
+        "Make forward free of branches and sizes that depend on tensor values, put what has them in a submodule of its "
+        "own, which is then one operator, or mend the line named."
+    )
+    if isinstance(error, OwnGradientError):
+        remedy = "Call it in a submodule of its own, which is then one operator."
+    return TraceError(f"{_place(model, error)}: can't be traced ({_said(error)}). {remedy}")
+
+
+def forward_error(model: nn.Module, error: BaseException) -> TraceError:
+    """The same of an `error` that forward raises by itself, whoever calls it."""
+    remedy = "Give inputs of the shapes and keywords that the model takes, or mend the line named."
+    return TraceError(f"{_place(model, error)}: forward fails on these example_inputs ({_said(error)}). {remedy}")
+
+
+def _place(model: nn.Module, error: BaseException) -> str:
     frames = _frames(error)
     root = _root(frames)
     own = [f for f, _ in frames if root is not None and _module_path(root, f) is not None and not _in_library(f)]
@@ -34,14 +50,11 @@ def trace_error(model: nn.Module, error: BaseException | None) -> TraceError:
         where = ", ".join(filter(None, (error.path, error.line)))
     elif own and root is not None:
         where = f"{_module_path(root, own[-1]) or where}, {_innermost_line(frames, own[-1])}"
-    reason = str(error).strip().split("\n\n")[0][:600] if error else "no reason given"
-    remedy = (
-        "Make forward free of branches and sizes that depend on tensor values, put what has them in a submodule of its "
-        "own, which is then one operator, or mend the line named."
-    )
-    if isinstance(error, OwnGradientError):
-        remedy = "Call it in a submodule of its own, which is then one operator."
-    return TraceError(f"{where}: can't be traced ({type(error).__name__}: {reason}). {remedy}")
+    return where
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip().split(chr(10) * 2)[0][:600]}"
 
 
 def depends_on_data(error: BaseException) -> bool:

@@ -21,11 +21,13 @@ LossFn = Callable[..., Tensor]
 class Outcome:
     """What `Root.forward` found: position of the loss among its results, and whether it is a stand-in.
 
+    `unasked`: the path of that loss in the output where there was a loss_fn as well, which is then not called.
     `draws`: whether the model drew from Python's or numpy's random numbers, which a trace has as they were.
     """
 
     loss_at: int | None = None
     stands_in: bool = False
+    unasked: str = ""
     draws: bool = False
 
 
@@ -54,6 +56,8 @@ class Root(nn.Module):
         found = {p: v for p, v in zip(nested.paths, nested.leaves, strict=True) if isinstance(v, Tensor)}
         results = list(found.values())
         self.outcome.loss_at = _scalar(found)
+        if self._loss_fns and self.outcome.loss_at is not None:
+            self.outcome.unasked = list(found)[self.outcome.loss_at] or "its only output"
         for loss_fn in self._loss_fns if self.outcome.loss_at is None else ():
             named = dict(zip(self._inputs.names, tensors, strict=True)) | extra
             results.append(loss_fn(output, **_wanted(loss_fn, named)))

@@ -8,14 +8,18 @@ import pytest
 import torch
 
 from autopar.emit.build import emit
+from autopar.errors import ConfigError
+from autopar.trace import trace
 from autopar.verify import verify
 from tests.emit.handmade import data_parallel, record_of
 from tests.integration.test_exact import planned
-from tests.integration.unusual import CASES, example
+from tests.integration.unusual import CASES, OneBatch, example
 from tests.pool import Pool
 
+SPLIT = [name for name in CASES if name != "one batch"]
 
-@pytest.mark.parametrize("name", CASES)
+
+@pytest.mark.parametrize("name", SPLIT)
 def test_one_device_without_processes(name: str) -> None:
     """Four microbatches and full recomputation on one device: loss, gradients and parameters of the model itself."""
     model, inputs, graph = example(name)
@@ -32,11 +36,20 @@ def check(name: str, text: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("config", ["dp=4,microbatch_size=2", "dp=4,zero=3,microbatch_size=4", "dp=2,tp=2,zero=1"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SPLIT)
 def test_four_processes(pool: Pool, name: str, config: str) -> None:
     """Data parallel, ZeRO 3 and tensor parallel plans compute what the model computes."""
     report = pool.run(4, check, name, config)[0]
     assert report["largest"] < 1e-9, report
+
+
+@pytest.mark.parametrize("config", ["dp=4,microbatch_size=4,zero=3", "tp=4,microbatch_size=16"])
+def test_a_model_of_one_batch(pool: Pool, config: str) -> None:
+    """What can be traced at the batch given alone runs on it, every rank with all samples, and on no other."""
+    report = pool.run(4, check, "one batch", config)[0]
+    assert report["largest"] < 1e-9, report
+    with pytest.raises(ConfigError, match=r"global_batch=16: .* 4 samples"):
+        planned(trace(OneBatch(), {"x": torch.zeros(4, 16)}), config)
 
 
 def test_plain_attributes_are_not_saved() -> None:

@@ -198,7 +198,7 @@ class Turning(nn.Module):
 
 
 class Places(nn.Module):
-    """Weights made from positions alone: a layer and what goes into it have no samples."""
+    """Weights made from positions alone, which a layer without samples makes, and values repeated for each sample."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,8 +208,23 @@ class Places(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         places = torch.arange(64.0, device=x.device, dtype=x.dtype)
         weights = self.table(places.unsqueeze(1) / 64)
-        loss: Tensor = (self.second(torch.tanh(self.first(x))) @ weights).pow(2).mean()
+        once = weights[:1].repeat(len(x), 1).reshape(-1, 8, 8).transpose(1, 2)
+        twice = weights[:2].repeat(x.shape[0], 1).reshape(-1, 2, 8, 8).sum(1)
+        hidden = self.second(torch.tanh(self.first(x))).reshape(-1, 8, 8) + once + twice
+        loss: Tensor = (hidden.flatten(1) @ weights).pow(2).mean()
         return loss
+
+
+class OneBatch(nn.Module):
+    """Groups the samples of its batch by a number that a trace can't follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        groups = x.chunk(-(-len(x) // 6))
+        return torch.cat([self.second(torch.tanh(self.first(g - g.mean(0)))) for g in groups]).pow(2).mean()
 
 
 def _x(width: int = WIDTH) -> Tensor:
@@ -230,6 +245,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "experts": (lambda: Odd(Experts), {"x": torch.zeros(2, 4, WIDTH)}),
     "own gradients": (lambda: Odd(Turning), {"x": torch.zeros(2, 4, WIDTH)}),
     "weights of places": (Places, {"x": _x()}),
+    "one batch": (OneBatch, {"x": torch.zeros(16, WIDTH)}),
     "dataclass": (Dataclass, {"x": _x(), "y": _x(4)}),
 }
 

@@ -179,6 +179,24 @@ def test_what_stands_as_one_operator_is_named_with_its_line() -> None:
     assert re.match(r"inner runs as one operator.*inner, .*test_capture\.py:\d+: can't be traced", note)
 
 
+def test_a_forward_that_fails_by_itself_is_told_so() -> None:
+    """Inputs that the model refuses are named as such, with the place, and not as something that can't be traced."""
+    with pytest.raises(TraceError, match=r"forward fails on these example_inputs \(RuntimeError: .*5") as said:
+        trace(nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(5, 4), nn.ReLU())), (torch.zeros(2, 4),))
+    assert "can't be traced" not in str(said.value)
+    with pytest.raises(TraceError, match=r"forward fails on these example_inputs \(TypeError: .*'right'"):
+        trace(_Difference(), {"left": torch.zeros(2, 3)})
+
+
+def test_a_loss_function_that_is_not_called_is_told_so() -> None:
+    """A model that returns a scalar has its loss; a loss_fn given beside it is not called, which is said."""
+    x = torch.zeros(2, 3)
+    graph = trace(_Difference(), (x, x), loss_fn=lambda out: out * 2)
+    assert graph.assumptions == (
+        "loss_fn is not called: the model returns a scalar (its only output), which is the loss",
+    )
+
+
 class _FixedSize(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -154,3 +154,52 @@ def test_large_matrices_are_not_all_held() -> None:
     assert found.apart
     assert found.flops == 2 * 2048 * 2080
     assert found.results[0].shape == (Extent(1), Extent(0, 2080))
+
+
+class Between(nn.Module):
+    """A submodule of the given kind, which takes values and whole numbers, between linear layers."""
+
+    def __init__(self, kind: type[nn.Module]) -> None:
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(4, 4), kind(), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor, numbers: Tensor) -> Tensor:
+        return self.last(self.inner(self.first(x), numbers)).mean()  # type: ignore[no-any-return]
+
+
+class Neighbours(nn.Module):
+    """Adds to each node those that edges lead from, leaving out edges from a node to itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        edges = edges[:, edges[0] != edges[1]]
+        found: Tensor = self.linear(x.index_add(0, edges[1], x[edges[0]]))
+        return found
+
+
+def test_nodes_that_meet_through_numbers_of_other_nodes() -> None:
+    """Numbers that are tried show it: alone a node has no neighbours, so that nothing may split the nodes."""
+    graph = trace(Between(Neighbours), (torch.zeros(6, 4), torch.zeros(2, 9, dtype=torch.int64)))
+    assert not graph.separable
+    assert not form_of(str(_opaque(graph)[0].args[1])).apart
+
+
+class SortedSequences(nn.Module):
+    """A recurrent layer over sequences of falling lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRU(4, 4, batch_first=True)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+        return nn.utils.rnn.pad_packed_sequence(self.cell(packed)[0], batch_first=True, total_length=x.shape[1])[0]
+
+
+def test_lengths_in_falling_order() -> None:
+    """Whole numbers that a module takes in falling order only are tried so: samples are seen to stay apart."""
+    graph = trace(Between(SortedSequences), (torch.zeros(6, 5, 4), torch.ones(6, dtype=torch.int64)))
+    assert form_of(str(_opaque(graph)[0].args[1])).apart

@@ -271,6 +271,8 @@ class Chains:
         """Those that none beats in all that the tables know (`unbeaten`), each once."""
         for r, tables in enumerate(self._tables):
             mine = list({labelling: (r, arc) for (run, arc), labelling in reversed(chosen) if run == r}.items())[::-1]
+            if not mine:  # no chain is legal
+                return
             left = unbeaten(self, tables, [own for own, _ in mine], [arc.storage for _, (_, arc) in mine])
             yield from ((mine[i][1], mine[i][0]) for i in left)
 

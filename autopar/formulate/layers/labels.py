@@ -340,16 +340,18 @@ class _Builder:
     def _can_follow(self, op: Op) -> bool:
         """Elementwise and view ops: every factor of the leading operand reaches every result, nothing is stored.
 
-        An op that needs the leading operand's samples whole chooses for itself: following, it would forbid splitting
-        the batch upstream.
+        An op that needs samples whole, or makes them so, chooses for itself: following, it would forbid splitting the
+        batch upstream, and those that follow it downstream.
         """
         rule = rule_for(op, self.layer)
         if rule is None or rule.kernels or not op.operands or any(n in self.layer.params for n in op.operands):
             return False
         position = self._lead_position(op)
-        batch_dim = self.layer.values[op.operands[position]].batch_dim
-        if batch_dim is not None and not rule.operands[position][batch_dim]:
-            return False
+        samples = [(op.operands[position], rule.operands[position]), *zip(op.results, rule.results, strict=True)]
+        for name, dims in samples:
+            batch_dim = self.layer.values[name].batch_dim
+            if batch_dim is not None and not dims[batch_dim]:
+                return False
         lead = {f for f in rule.operands[position] if f}
         used = {f for dims in (*rule.operands, *rule.results) for f in dims if f}
         return used <= lead and all(lead <= set(dims) for dims in rule.results) and self._others_are_minor(op)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -18,16 +18,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from autopar.graph import Extent, TensorSpec
 from autopar.trace.nested import Nested, flatten
-from autopar.trace.shadow import shadow
+from autopar.trace.opaque.values import DRAWS, Draw, real
 from autopar.trace.torch_private import off_the_record
 
 ROWS = 4
 """How many of the rows of a sample are tried where the batch is merged with others."""
-LARGE = 1 << 22
-"""Elements of parameters from which on these share their values."""
-BLOCK, SHIFT, PLACES = 1_000_003, 96, 64
-"""Elements that are drawn, and then repeated; by how many the parts that parameters show lie apart (a multiple of 16
-bytes, as kernels ask for), and how many places these begin at."""
 CLOSE = {torch.float64: 1e-5, torch.float32: 1e-3}
 """The dtypes that are tried, and the largest relative difference between samples together and apart."""
 
@@ -63,10 +58,12 @@ def learn(module: nn.Module, call: Call, inputs: tuple[TensorSpec, ...], compute
     """
     with off_the_record(), torch.random.fork_rng(devices=[]), torch.enable_grad():
         problem: Exception | None = None
-        for dtype, least in product(CLOSE, (0, 1)):
+        for dtype, draw in product(CLOSE, DRAWS):
             torch.manual_seed(0)
             try:
-                return _Trial(module, call, inputs, compute, dtype, least).learned()
+                found = _Trial(module, call, inputs, compute, dtype, draw).learned()
+                # numbers that are all alike don't show what they do
+                return found if draw is not DRAWS[-1] else replace(found, apart=False)
             except UnfitError:
                 raise
             except Exception as error:  # the module's own
@@ -82,11 +79,11 @@ class _Trial:
         inputs: tuple[TensorSpec, ...],
         compute: str,
         dtype: torch.dtype,
-        least: int,
+        draw: Draw,
     ) -> None:
-        self.module, self.call, self.inputs, self.compute = _real(module, dtype), call, inputs, compute
+        self.module, self.call, self.inputs, self.compute = real(module, dtype), call, inputs, compute
         self.dtype = dtype
-        self.least = least  # of whole numbers: some modules refuse 0 (lengths of sequences)
+        self.draw = draw
         merged = {e.per_sample for spec in inputs for e in spec.shape if e.is_batch}
         self.per_sample = merged.pop() if len(merged) == 1 else 1
         self.rows = min(self.per_sample, ROWS) if not merged else 1
@@ -95,7 +92,7 @@ class _Trial:
             raise UnfitError("a dim of its inputs is the batch and more")
 
     def learned(self) -> Learned:
-        whole = [self._tensor(spec) for spec in self.inputs]
+        whole = self._given(2)
         kept = [t.detach().clone() for t in (*whole, *self.module.buffers())]
         output, flops, saved = self._measured(whole)
         if not all(map(torch.equal, kept, (*whole, *self.module.buffers()))):
@@ -134,8 +131,12 @@ class _Trial:
         """Whether the first row (or sample) and the others alone give what all together do, and shapes by sample."""
         if not self.batched:
             return False, [tuple(Extent(0, n) for n in t.shape) for t in tensors]
-        first, others = (_tensors(self._run(self._cut(whole, start, end))) for start, end in ((0, 1), (1, None)))
-        shapes = [tuple(map(self._extent, a.shape, t.shape)) for a, t in zip(first, tensors, strict=True)]
+        try:
+            first, others = (_tensors(self._run(self._cut(whole, start, end))) for start, end in ((0, 1), (1, None)))
+        except Exception:  # the module's own: what one asks for is in another
+            more = _tensors(self._run(self._given(3)))
+            return False, [self._shape(t, a, 2 * self.rows, 3 * self.rows) for t, a in zip(tensors, more, strict=True)]
+        shapes = [self._shape(a, t, 1, 2 * self.rows) for a, t in zip(first, tensors, strict=True)]
         apart = True
         for shape, a, b, t in zip(shapes, first, others, tensors, strict=True):
             dims = [d for d, e in enumerate(shape) if e.is_batch]
@@ -146,22 +147,29 @@ class _Trial:
         dims = [spec.batch_dim for spec in self.inputs]
         return [t if d is None else _sliced(t, d, start, end) for t, d in zip(whole, dims, strict=True)]
 
-    def _extent(self, one: int, whole: int) -> Extent:
-        """Of a dim that is `one` at the first row and `whole` at all rows of two samples."""
-        slope, rest = divmod(whole - one, 2 * self.rows - 1)
+    def _shape(self, few: Tensor, many: Tensor, rows: int, more: int) -> tuple[Extent, ...]:
+        """The shape of what is `few` at so many `rows`, and `many` at more."""
+        return tuple(self._extent(a, b, rows, more) for a, b in zip(few.shape, many.shape, strict=True))
+
+    def _extent(self, few: int, many: int, rows: int, more: int) -> Extent:
+        slope, rest = divmod(many - few, more - rows)
         if rest:
             raise UnfitError("a dim of what it returns does not grow evenly with the batch")
-        return Extent(slope * self.per_sample, one - slope)
+        return Extent(slope * self.per_sample, few - slope * rows)
 
-    def _tensor(self, spec: TensorSpec) -> Tensor:
-        shape = [2 * self.rows if e.is_batch and self._is_few(e) else e.at(2) for e in spec.shape]
+    def _given(self, samples: int) -> list[Tensor]:
+        """Arguments for so many samples."""
+        return [self._tensor(spec, samples) for spec in self.inputs]
+
+    def _tensor(self, spec: TensorSpec, samples: int) -> Tensor:
+        shape = [samples * self.rows if e.is_batch and self._is_few(e) else e.at(samples) for e in spec.shape]
         if "float" in spec.dtype:
             value = torch.randn(shape, dtype=self.dtype)
             value = value if spec.dtype == self.compute else value.to(getattr(torch, spec.dtype))
             return value.requires_grad_(spec.requires_grad)
         if spec.dtype == "bool":
             return torch.ones(shape, dtype=torch.bool)
-        return torch.randint(self.least, 2, shape).to(getattr(torch, spec.dtype))
+        return self.draw(shape).to(getattr(torch, spec.dtype))
 
     def _is_few(self, extent: Extent) -> bool:
         return extent.per_sample == self.per_sample
@@ -177,49 +185,6 @@ def _counter() -> FlopCounterMode:
         return 2 * math.prod(rows) * matrices[-1]
 
     return FlopCounterMode(display=False, custom_mapping={torch.ops.aten._grouped_mm: grouped})
-
-
-def _real(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """A copy on the host with random parameters in a dtype; integers are 0."""
-    stock = _Stock(dtype)
-
-    def real(tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point():
-            return torch.zeros(tensor.shape, dtype=tensor.dtype)
-        if isinstance(tensor, nn.Parameter):
-            return stock.drawn(tuple(tensor.shape))
-        return torch.ones(tensor.shape, dtype=dtype)
-
-    twin = shadow(module)
-    twin._apply(real)
-    return twin
-
-
-class _Stock:
-    """Random values for parameters: large ones of one shape, and what they hold along their first of three dims, show
-    overlapping parts of the same values, so that a layer of experts takes the memory of one.
-    """
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-        self._values: dict[tuple[int, ...], Tensor] = {}
-        self._shown = 0
-
-    def drawn(self, shape: tuple[int, ...]) -> Tensor:
-        """A tensor for reading only where it is large; the mean square of a row is 1."""
-        scale = 1 / math.sqrt(max(1, shape[-1])) if shape else 1.0
-        if math.prod(shape) <= LARGE:
-            return torch.randn(shape, dtype=self.dtype) * scale
-        alike = shape[0] if len(shape) > 2 else 1
-        each = math.prod(shape) // alike
-        if shape not in self._values:
-            block = torch.randn(BLOCK, dtype=self.dtype) * scale
-            count = each + SHIFT * (alike + PLACES)
-            self._values[shape] = block.repeat(count // BLOCK + 1)
-        self._shown += 1
-        strides = torch.empty(shape, device="meta").stride()
-        strides = (SHIFT, *strides[1:]) if alike > 1 else strides
-        return self._values[shape].as_strided(shape, strides, SHIFT * (self._shown % PLACES))
 
 
 def _sliced(tensor: Tensor, dim: int, start: int, end: int | None) -> Tensor:

@@ -27,6 +27,8 @@ _LIKE_ANOTHER = {
     "aten.reshape_as.default": "aten.reshape.default",
 }  # fmt: skip
 """Views of the shape of another tensor, and those of a given shape in their place."""
+_REPEATS = {"aten.repeat.default", "aten.tile.default", "aten.repeat_interleave.self_int"}
+"""Ops that set copies side by side; of dims of size 1 that is what `expand` does, which can be split along them."""
 _NEW = {
     "aten.new_full.default": None,
     "aten.new_ones.default": 1,
@@ -79,6 +81,8 @@ def _explicit(item: Item, values: dict[str, TensorSpec]) -> list[Item]:
         return [replace(op, target="aten.full.default", args=(_shape(spec), filling), kwargs=kwargs)]
     if op.target == "aten.cat.default":
         return [_without_nothing(op, values)]
+    if op.target in _REPEATS and _broadcasts(values[op.operands[0]], values[op.results[0]]):
+        return [_expand(op, 0, values[op.results[0]])]
     if op.target == "aten.broadcast_tensors.default":
         return [_expand(op, i, values[result]) for i, result in enumerate(op.results)]
     return [op]
@@ -98,6 +102,12 @@ def _explicit_end(op: Op, values: dict[str, TensorSpec]) -> Op:
     return op
 
 
+def _broadcasts(before: TensorSpec, after: TensorSpec) -> bool:
+    """Whether only dims of size 1 change, or come in front."""
+    same = [b in (a, Extent(0, 1)) for b, a in zip(reversed(before.shape), reversed(after.shape), strict=False)]
+    return len(after.shape) >= len(before.shape) and all(same)
+
+
 def _expand(op: Op, i: int, spec: TensorSpec) -> Op:
     result = op.results[i]
     return replace(
@@ -105,6 +115,7 @@ def _expand(op: Op, i: int, spec: TensorSpec) -> Op:
         name=result,
         target="aten.expand.default",
         args=(Ref(op.operands[i]), _shape(spec)),
+        kwargs=(),
         results=(result,),
         alias_of=(None,),
     )
