@@ -82,7 +82,8 @@ class Scenario(Generic[Payload]):
 class Answer(Generic[Payload]):
     """`best` first, then others from different scenarios. `lower_bound` is proven for the whole space.
 
-    `bounded` and `solved` count scenarios; `knob` says what to turn when there is no answer.
+    `bounded` and `solved` count scenarios, `bounds` are what is proven of each; `knob` says what to turn when there is
+    no answer.
     """
 
     outcome: Outcome
@@ -92,6 +93,7 @@ class Answer(Generic[Payload]):
     bounded: int
     solved: int
     knob: str = ""
+    bounds: tuple[float, ...] = ()
 
     @property
     def gap(self) -> float:
@@ -106,12 +108,13 @@ def search(
     kind: Callable[[Payload], Hashable] | None = None,
     time_limit_s: float | None = None,
     below: float = inf,
+    thorough: bool | None = None,
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
 ) -> Answer[Payload]:
     """The `top` best answers, each of another `kind`, or else scenario. Equal ones keep the order of the scenarios.
 
-    Answers that aren't `below` a figure are left out, and so is a scenario that promises less than `worth`; the bound
-    is that of all.
+    Answers that aren't `below` a figure are left out, and so is a scenario that promises less than `worth` unless the
+    search is `thorough` (None: in small spaces); the bound is that of all.
     After `time_limit_s` the best answer so far is given; at least one scenario is always solved. `progress` is told
     what is done (`bound`, `solve`), how many scenarios are and how many there are at most.
     """
@@ -121,7 +124,7 @@ def search(
     heapify(heap)
     found: list[Found[Payload]] = []
     expected: dict[Hashable, float] = {}
-    large = len(scenarios) > SMALL
+    large = len(scenarios) > SMALL if thorough is None else not thorough
     bounded = solved = further = 0
     complete = True
     while heap:
@@ -186,10 +189,29 @@ def _best_of_kinds(found: Sequence[Found[Payload]], kind: Callable[[Payload], Ha
 
 def _answer(found: list[Found[Payload]], bounds: list[float], solved: int, complete: bool) -> Answer[Payload]:
     bounded = sum(isfinite(b) for b in bounds)
-    lower = max(0.0, min(bounds, default=inf))
+    lower, each = max(0.0, min(bounds, default=inf)), tuple(bounds)
     if found:
         outcome = Outcome.OPTIMAL if complete else Outcome.FEASIBLE
-        return Answer(outcome, found[0], tuple(found[1:]), lower, bounded, solved)
+        return Answer(outcome, found[0], tuple(found[1:]), lower, bounded, solved, bounds=each)
     if complete:
-        return Answer(Outcome.INFEASIBLE, None, (), inf, bounded, solved, "raise the limit, or drop a constraint")
-    return Answer(Outcome.TIME_LIMIT, None, (), lower, bounded, solved, "raise the time limit")
+        knob = "raise the limit, or drop a constraint"
+        return Answer(Outcome.INFEASIBLE, None, (), inf, bounded, solved, knob, each)
+    return Answer(Outcome.TIME_LIMIT, None, (), lower, bounded, solved, "raise the time limit", each)
+
+
+def joined(
+    first: Answer[Payload],
+    further: Answer[Payload],
+    top: int = 1,
+    kind: Callable[[Payload], Hashable] | None = None,
+) -> Answer[Payload]:
+    """The answer of a search and one over further scenarios, for answers below those of the first."""
+    found = _best_of_kinds([f for a in (first, further) if a.best for f in (a.best, *a.alternatives)], kind)[:top]
+    if not found:
+        return first
+    cut = {first.outcome, further.outcome} & {Outcome.FEASIBLE, Outcome.TIME_LIMIT}
+    return Answer(
+        Outcome.FEASIBLE if cut else Outcome.OPTIMAL, found[0], tuple(found[1:]),
+        max(0.0, min((first.lower_bound, *further.bounds))), first.bounded + further.bounded,
+        first.solved + further.solved, bounds=(*first.bounds, *further.bounds),
+    )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 
@@ -23,6 +23,13 @@ def microbatch_count(global_batch: int, ways: int, size: int) -> int | None:
     """
     counts = (n for n in range(1, global_batch // ways + 1) if global_batch % n == 0)
     return next((n for n in counts if -(-global_batch // (n * ways)) == size), None)
+
+
+def nearest(counts: Sequence[int], count: int) -> list[int]:
+    """Of some numbers, a number itself, the next smaller and the next larger one, as far as they are there."""
+    ordered = sorted({*counts, count})
+    place = ordered.index(count)
+    return [n for n in ordered[max(0, place - 1) : place + 2] if n in counts]
 
 
 @dataclass(frozen=True)

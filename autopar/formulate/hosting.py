@@ -18,7 +18,7 @@ from autopar.formulate.pipelines.scenario import PipelineScenario, SolvedPipelin
 from autopar.formulate.record.assemble import Solved
 from autopar.formulate.record.rewritten import with_offload
 from autopar.formulate.scenario import StageScenario
-from autopar.formulate.sizes import searched
+from autopar.formulate.searched import searched
 from autopar.formulate.space import AnyScenario, Space
 
 PLANS_TRIED = 4

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import permutations, product
 from math import prod
 
 from autopar.cluster import Cluster
 from autopar.errors import ConfigError
 from autopar.formulate.config import ManualConfig
-from autopar.plan import MeshAxis
+from autopar.plan import MeshAxis, prime_sizes
 
 
 def mesh_of(sizes: tuple[int, ...]) -> tuple[MeshAxis, ...]:
@@ -25,6 +26,31 @@ def search_meshes(cluster: Cluster, devices: int) -> tuple[tuple[MeshAxis, ...],
     """
     inner = [t for t in range(1, devices + 1) if devices % t == 0 and t <= 2 * cluster.devices_per_node]
     return tuple(dict.fromkeys(mesh_of((devices // t, t)) for t in inner))
+
+
+def finer_sizes(sizes: tuple[int, ...], pinned: bool, cluster: Cluster) -> tuple[tuple[int, int, int], ...]:
+    """Sizes next to those of a mesh: of an axis for the batch, which may be 1, and two free ones longer than that.
+
+    One prime factor is on another axis. The first of two axes may be the one for the batch (`pinned`: it is) or free.
+    The innermost axis stays near a node; free axes inside a node are interchangeable, the longer comes first.
+    """
+    starts: list[tuple[int, ...]] = [sizes] if len(sizes) == 3 else []
+    if len(sizes) == 2:
+        starts.append((sizes[0], 1, sizes[1]))
+    if len(sizes) < 3 and not pinned:
+        starts.append((1,) * (3 - len(sizes)) + sizes)
+    found = dict[tuple[int, int, int], None]()
+    for start, (source, target) in product(starts, permutations(range(3), 2)):
+        for factor in dict.fromkeys(prime_sizes((start[source],))):
+            moved = list(start)
+            moved[source] //= factor
+            moved[target] *= factor
+            data, outer, inner = moved
+            if cluster.devices_per_node % (outer * inner) == 0:
+                outer, inner = max(outer, inner), min(outer, inner)
+            if min(outer, inner) > 1 and inner <= 2 * cluster.devices_per_node:
+                found[data, outer, inner] = None
+    return tuple(found)
 
 
 def config_mesh(config: ManualConfig, blocks: int) -> tuple[MeshAxis, ...]:

@@ -28,7 +28,8 @@ from autopar.formulate.record.rewritten import with_offload, with_zero_group
 from autopar.formulate.record.straggler import with_straggler
 from autopar.formulate.record.whole import whole_ops
 from autopar.formulate.scenario import SolvedScenario
-from autopar.formulate.sizes import NO_SLOWER, PER_DEVICE, Searched, Sizes, searched
+from autopar.formulate.searched import Searched, searched
+from autopar.formulate.sizes import NO_SLOWER, PER_DEVICE, Sizes
 from autopar.formulate.space import AnyScenario, Space
 from autopar.graph import OpGraph
 from autopar.plan import Fingerprint, PlanRecord, Request, installed_torch

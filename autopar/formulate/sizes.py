@@ -12,13 +12,11 @@ from autopar.cost.mixed import MixedPricer
 from autopar.cost.roofline import flop_rate
 from autopar.cost.states import STATE_BYTES
 from autopar.cost.work import model_flops
-from autopar.engine.search import FURTHER, Answer, Outcome, Scenario, search
-from autopar.formulate.kinds import kind_of
+from autopar.engine.search import Outcome
+from autopar.formulate.finer import refined
 from autopar.formulate.leanest import leanest
-from autopar.formulate.pipelines.scenario import PipelineScenario
-from autopar.formulate.record.assemble import Solved
-from autopar.formulate.scenario import StageScenario
-from autopar.formulate.space import AnyScenario, Space
+from autopar.formulate.searched import Searched, searched
+from autopar.formulate.space import Space
 from autopar.graph import DTYPE_BYTES
 
 PER_DEVICE = ("tokens_per_s_per_device", "cost_per_token", "energy_per_token")
@@ -33,20 +31,6 @@ PARTS_TRIED = 3
 """Parts of a mixed cluster that are looked at alone."""
 PATIENCE = 2
 """Sizes without a gain after which no larger one is looked at."""
-
-
-@dataclass(frozen=True)
-class Searched:
-    """The scenarios on so many devices, and what came of the search over them."""
-
-    devices: int
-    scenarios: tuple[AnyScenario, ...]
-    answer: Answer[Solved]
-
-    @property
-    def best_s(self) -> float:
-        """Seconds of the fastest plan; inf where there is none."""
-        return self.answer.best.objective if self.answer.best else inf
 
 
 @dataclass(frozen=True)
@@ -158,7 +142,8 @@ class Sizes:
 
     def _on(self, devices: int, below_s: float = inf, limit_bytes: int | None = None) -> Searched:
         scenarios = tuple(self.space.searched(devices, limit_bytes or self.limit_bytes))
-        return Searched(devices, scenarios, searched(scenarios, self.top, self.end_s, below_s))
+        found = Searched(devices, scenarios, searched(scenarios, self.top, self.end_s, below_s))
+        return refined(found, self.space, self.top, self.end_s)
 
     def _least_memory(self, devices: int) -> Searched:
         """The fastest of the plans under a limit that is within `NEAR` of one proven too small, by bisection."""
@@ -177,33 +162,3 @@ class Sizes:
             else:
                 low = middle
         return found
-
-
-def searched(scenarios: tuple[AnyScenario, ...], top: int, end_s: float = inf, below_s: float = inf) -> Answer[Solved]:
-    """Search scenarios for the `top` fastest plans of different kinds."""
-    return search(
-        [_as_engine_scenario(s) for s in scenarios],
-        top=top,
-        kind=kind_of if top > 1 else None,
-        time_limit_s=None if end_s == inf else max(0.0, end_s - monotonic()),
-        below=below_s,
-    )
-
-
-def _as_engine_scenario(scenario: AnyScenario) -> Scenario[Solved]:
-    def solve(cutoff_s: float) -> tuple[float, Solved] | None:
-        if isinstance(scenario, PipelineScenario):
-            piped = scenario.solve(cutoff_s * FURTHER)
-            return None if piped is None else (piped.step_time_s, piped)
-        solved = scenario.solve(cutoff_s)
-        return (solved.solution.objective_s, solved) if solved.solution.walks else None
-
-    rough = (scenario.calls_bound_s, scenario.first_bound_s, scenario.run_bound_s)
-    if isinstance(scenario, StageScenario):
-        return Scenario(
-            scenario.name, scenario.bound_s, solve, rough=rough, like=scenario.setting.num_microbatches,
-            others=lambda cutoff_s: [(s.solution.objective_s, s) for s in scenario.families(cutoff_s)],
-        )  # fmt: skip
-    return Scenario(
-        scenario.name, scenario.bound_s, solve, scenario.quick_bound_s(), rough, scenario.guess_s, scenario.shape
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeAlias
@@ -12,10 +12,10 @@ from autopar.cost.mixed import MixedPricer
 from autopar.cost.pricer import Pricer
 from autopar.errors import ConfigError
 from autopar.formulate.chains.known import Known
-from autopar.formulate.config import Constraint, ManualConfig, microbatch_count, parse_constraints
+from autopar.formulate.config import Constraint, ManualConfig, microbatch_count, nearest, parse_constraints
 from autopar.formulate.layers.runs import layer_runs
 from autopar.formulate.layers.tables import Setting
-from autopar.formulate.mesh import config_mesh, search_meshes
+from autopar.formulate.mesh import config_mesh, finer_sizes, mesh_of, search_meshes
 from autopar.formulate.pins import Pins, covered_ops, pins_of, pins_of_constraints
 from autopar.formulate.pipelines.ground import even_devices, ground_on
 from autopar.formulate.pipelines.scenario import PipelineScenario
@@ -64,11 +64,44 @@ class Space:
             if pins is None or _alike(mesh, pricer.cluster) in seen:
                 continue
             seen.add(_alike(mesh, pricer.cluster))
-            for last, count in self._microbatch_counts(mesh, pins[-1], constraints):
-                runs = known.runs(self.graph, [*pins[:-1], last])
-                setting = Setting(mesh, self.request.global_batch // count, count)
-                yield StageScenario(runs, setting, pricer, budget, known)
+            counts = self._microbatch_counts(mesh, pins[-1], constraints)
+            yield from self._staged(mesh, pins, counts, pricer, budget, known)
         yield from self._pipelines(limit, all_known).searched(devices, constraints)
+
+    def _staged(
+        self,
+        mesh: tuple[MeshAxis, ...],
+        pins: Sequence[Pins],
+        counts: Iterable[tuple[Pins, int]],
+        pricer: Pricer,
+        budget: Budget,
+        known: Known,
+    ) -> Iterator[StageScenario]:
+        """One stage over a mesh with numbers of microbatches, each with the pins of the last layer."""
+        for last, count in counts:
+            setting = Setting(mesh, self.request.global_batch // count, count)
+            yield StageScenario(known.runs(self.graph, [*pins[:-1], last]), setting, pricer, budget, known)
+
+    def finer(self, scenario: AnyScenario) -> Iterator[AnyScenario]:
+        """The scenarios with one prime factor of the devices on another axis, an axis for the batch and two free ones,
+        and with about as many microbatches."""
+        near, constraints = scenario.chains, self.constraints
+        pinned = 0 in near.runs[0].around.pins.data_axes
+        for sizes in finer_sizes(near.setting.sizes, pinned, near.pricer.cluster):
+            mesh = mesh_of(sizes)
+            if isinstance(scenario, PipelineScenario):
+                pipelines = self._pipelines(near.budget.limit_bytes, near.known)
+                yield from pipelines.finer(scenario, mesh, sizes[0], constraints)
+                continue
+            pins = pins_of_constraints(constraints, mesh, self.graph)
+            if pins is None or sizes[0] == 1:  # free axes alone have been looked at
+                continue
+            pins = [replace(p, data_axes=frozenset({0})) if p.tensor_axes is None else p for p in pins]
+            counts = list(self._microbatch_counts(mesh, pins[-1], constraints))
+            few = nearest([count for _, count in counts], near.setting.num_microbatches)
+            yield from self._staged(
+                mesh, pins, [c for c in counts if c[1] in few], near.pricer, near.budget, near.known
+            )
 
     def _pipelines(self, limit: int | None, known: Known) -> Pipelines:
         budget = Budget(limit, self.request.policy, self.request.optimizer)

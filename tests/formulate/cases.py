@@ -62,9 +62,25 @@ class Mlp(nn.Module):
         return nn.functional.cross_entropy(self.last(torch.tanh(self.second(hidden))), labels)
 
 
+class Paired(nn.Module):
+    """Two wide linear layers that read the same elementwise result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.first, self.second = nn.Linear(256, 256), nn.Linear(256, 8192), nn.Linear(256, 8192)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.before(x))
+        made: Tensor = (self.first(y) * self.second(y)).sum(1, keepdim=True)
+        return (made + x).square().mean()
+
+
 @cache
 def traced(name: str) -> OpGraph:
-    """The trace of `mlp` or of one of `SPECS` with bfloat16 computation."""
+    """The trace of `mlp`, `paired` or of one of `SPECS` with bfloat16 computation."""
+    if name == "paired":
+        with torch.device("meta"):
+            return trace(Paired(), (torch.zeros(2, 256),), compute_dtype="bfloat16")
     if name == "mlp":
         with torch.device("meta"):
             return trace(

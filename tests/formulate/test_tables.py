@@ -71,6 +71,17 @@ def test_table_is_price_of_lowered_program(model: str, cluster: str, sizes: tupl
             assert_priced(laid, k, solved.decode(k, kept), float(solved.table[(k, *kept)]))
 
 
+def test_what_two_ops_read_is_relaid_once() -> None:
+    """Two products of one elementwise result may read it where a change of layout put it for both, at its price."""
+    for laid in laid_out("paired", "4xa100-80gb", Setting(mesh_of((2, 2)), 32, 3)):
+        sources = {laid.space.variables[e.source.variable].name for e in laid.space.edges if "first" in e.readers}
+        assert sources <= {"tanh"}
+        solved = eliminate(laid.graph)
+        for k, *kept in legal_entries(solved).tolist():
+            exact = step_s(laid, laid.strategy(k, solved.decode(k, kept)))
+            assert exact == pytest.approx(float(solved.table[(k, *kept)]), rel=1e-9)
+
+
 @pytest.mark.parametrize(("model", "cluster", "sizes"), MODELS)
 def test_any_labelling_is_priced_as_it_lowers(model: str, cluster: str, sizes: tuple[int, ...]) -> None:
     """Random legal labellings, most of them bad, lower and cost what their programs cost."""

@@ -118,6 +118,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, Tensor]]
     "words": (lambda: Language(16, 4, 4, 16, 4096, tied=True), lambda: _tokens(8, "ids", "labels")),
     "long": (lambda: Language(16, 4, 4, 16, 16), lambda: _tokens(256, "ids", "labels")),
     "long, one head": (lambda: Language(16, 1, 1, 16, 16), lambda: _tokens(256, "ids", "labels")),
+    "two heads": (lambda: Language(48, 2, 2, 192, 96), lambda: _tokens(32, "ids", "labels")),
+    "long, two heads": (lambda: Language(16, 2, 2, 64, 16), lambda: _tokens(128, "ids", "labels")),
     "square": (lambda: Square(144), lambda: _rows(144)),
     "experts": (lambda: Experts(16, 4, 256), lambda: _rows(64, 16)),
     "two experts": (lambda: Experts(16, 2, 64), lambda: _rows(64, 16)),
@@ -171,17 +173,24 @@ class Volumes:
         return CollectiveTimes(np.array(sent) / BYTES_PER_S, ["roofline"] * len(keys))
 
 
-def planned(
+def planner_of(
     name: str, devices: int, batch: int, *, limit_bytes: int | None = None, memory_bytes_per_s: float = FAST_MEMORY
-) -> PlanRecord:
-    """The fastest plan in one stage where products and bytes sent are all that takes time."""
+) -> Planner:
+    """A planner of one stage where products and bytes sent are all that takes time."""
     link = Link("even", BYTES_PER_S, 0.0)
     where = Cluster("even", device(peak_flops_per_s={"float64": FLOPS_PER_S}), 1, devices, link, link)
     request = Request(
         name, where.name, "cpu", devices, batch, "fp64", POLICIES["fp64"], "sgd",
         constraints=("exclude=pp",), memory_limit_bytes=limit_bytes,
     )  # fmt: skip
-    return Planner(traced(name), where, Volumes(where, memory_bytes_per_s), request).plan()
+    return Planner(traced(name), where, Volumes(where, memory_bytes_per_s), request)
+
+
+def planned(
+    name: str, devices: int, batch: int, *, limit_bytes: int | None = None, memory_bytes_per_s: float = FAST_MEMORY
+) -> PlanRecord:
+    """The fastest plan of such a planner."""
+    return planner_of(name, devices, batch, limit_bytes=limit_bytes, memory_bytes_per_s=memory_bytes_per_s).plan()
 
 
 def programs(record: PlanRecord, name: str) -> Iterator[tuple[str, Program]]:

@@ -75,6 +75,13 @@ def replicas(layers: Programs) -> None:
     assert moved(program, 4)["all_to_all", 4 * 2 * 64 * 16] == 1
 
 
+def split_experts(layers: Programs) -> None:
+    """Samples, experts, and the inner width of each expert: an axis each, of three."""
+    program = next(p for p in layers.values() if split(p, "einsum"))
+    assert [set(factors) for factors in split(program, "einsum")[1:3]] == [{"b", "e", "f"}] * 2
+    assert program.layouts["up"] == (BROADCAST, 2, 0)
+
+
 def ulysses(layers: Programs) -> None:
     """The sequence outside attention, heads inside: four all-to-alls."""
     assert moved(layers["blocks.1"], 1) == Counter({("all_to_all", 256 * 16): 4})
@@ -85,6 +92,22 @@ def context(layers: Programs) -> None:
     block = layers["blocks.1"]
     assert split(block, "scaled_dot_product_attention") == [("q",)]
     assert moved(block, 1) == Counter({("all_gather", 256 * 16): 2})
+
+
+def context_and_heads(layers: Programs) -> None:
+    """Samples, queries and heads, an axis each; the feed-forward pair in columns and rows beside samples and tokens."""
+    for block in (layers["blocks.0"], layers["blocks.1"]):
+        assert split(block, "scaled_dot_product_attention") == [("d0", "q", "d1")]
+        assert split(block, "linear")[-2:] == [("d0", "d1", "n"), ("d0", "d1", "k")]
+        assert moved(block, 2)["all_gather", 2 * 128 * 16] >= 2  # keys and values over the axis of queries
+
+
+def data_and_square(layers: Programs) -> None:
+    """Beside samples both dims of weights: of those that are as many rows as columns apart, on an axis each."""
+    for block in (layers["blocks.0"], layers["blocks.1"]):
+        factors = split(block, "linear")
+        assert all(own[0] == "d0" and set(own[1:]) <= {"n", "k"} for own in factors)
+        assert sum(set(own) == {"d0", "n", "k"} for own in factors) >= 4
 
 
 def data(layers: Programs) -> None:
@@ -115,6 +138,9 @@ CASES: Sequence[Any] = (
     pytest.param(Case(square, "square", 9, 9), marks=SLOW),
     Case(experts, "experts", 4, 4),
     Case(replicas, "two experts", 4, 4),
+    pytest.param(Case(split_experts, "two experts", 8, 2), marks=SLOW),
+    pytest.param(Case(context_and_heads, "long, two heads", 8, 2), marks=SLOW),
+    pytest.param(Case(data_and_square, "two heads", 8, 2), marks=SLOW),
     Case(ulysses, "long", 4, 1),
     Case(context, "long, one head", 4, 1),
     pytest.param(Case(data, "square", 4, 4096), marks=SLOW),

@@ -384,7 +384,8 @@ class _Builder:
                 needed = tuple(None if o is None else o.operands[i] for o in options)
                 self._read(name, Home(lead.variable, needed), op)
         for i, name in enumerate(op.results):
-            self.space.homes[name] = Home(lead.variable, tuple(None if o is None else o.results[i] for o in options))
+            home = Home(lead.variable, tuple(None if o is None else o.results[i] for o in options))
+            self._settle(name, home, relay=len(self._anchors_of(name)) > 1)
 
     def _place_anchor(self, op: Op) -> None:
         options = self.options[op.name]

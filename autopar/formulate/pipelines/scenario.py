@@ -13,6 +13,7 @@ from autopar.cost.orders import Shape
 from autopar.cost.schedule import fullest, holdings
 from autopar.engine.partition import bound_s, least_step_s, partitions
 from autopar.engine.stack_problem import Floats
+from autopar.formulate.chains.strategies import Chains
 from autopar.formulate.layers.tables import Setting
 from autopar.formulate.pipelines.book import Chunk, GroupPlan, Ranges, Seam, StageBook, StagePart
 from autopar.formulate.pipelines.ground import Ground
@@ -74,6 +75,11 @@ class PipelineScenario:
     def book(self) -> StageBook:
         """The first group's, for what all have in common."""
         return self.books[0]
+
+    @property
+    def chains(self) -> Chains:
+        """The strategies that there are for the layers of the first group."""
+        return self.book.chains
 
     @property
     def possible(self) -> bool:

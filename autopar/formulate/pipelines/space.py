@@ -18,7 +18,7 @@ from autopar.errors import ConfigError
 from autopar.formulate.chains.columns import Budget
 from autopar.formulate.chains.known import Known
 from autopar.formulate.chains.strategies import Chains
-from autopar.formulate.config import Constraint, ManualConfig
+from autopar.formulate.config import Constraint, ManualConfig, nearest
 from autopar.formulate.layers.tables import Setting
 from autopar.formulate.mesh import config_mesh, mesh_of
 from autopar.formulate.pins import Pins, pins_of, pins_of_constraints
@@ -75,6 +75,18 @@ class Pipelines:
                     size = int(pinned["microbatch_size"]) if "microbatch_size" in pinned else None
                     for count in self._counts(groups, ways, size):
                         yield from self._scenarios(units, grounds, mesh, ways, count, constraints)
+
+    def finer(
+        self, near: PipelineScenario, mesh: tuple[MeshAxis, ...], ways: int, constraints: Sequence[Constraint]
+    ) -> Iterator[PipelineScenario]:
+        """The same pipeline with another mesh of its groups, whose outer axis splits the batch `ways` ways, and about
+        as many microbatches."""
+        shape = near.shape
+        pinned = next((int(c.value) for c in constraints if c.key == "microbatch_size" and not c.pattern), None)
+        for count in nearest(list(self._counts(shape.groups, ways, pinned)), shape.num_microbatches):
+            for found in self._scenarios(near.book.units, [near.ground], mesh, ways, count, constraints):
+                if (found.shape.schedule, found.shape.chunks) == (shape.schedule, shape.chunks):
+                    yield found
 
     def _grounds(self, devices: int) -> Iterator[list[Ground]]:
         """Groups of equal size: of equal nodes one after the other, of others placed, and the other way round."""
