@@ -1,4 +1,4 @@
-"""Meshes of one axis more, looked at next to the best of few axes where layers send each other a good part of a step.
+"""What is looked at next to the best plans, where these send much: meshes of one axis more, ZeRO inside nodes.
 
 Steepest descent over the factorisations of the devices: those next to one have a prime factor on another axis. It
 starts at the meshes that promise most and goes on from what it finds as long as that is faster. The outermost axis
@@ -7,7 +7,7 @@ splits the batch in all layers, so that a layer is solved as over the free axes 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 from time import monotonic
@@ -23,21 +23,24 @@ from autopar.formulate.searched import Searched, searched
 from autopar.formulate.space import AnyScenario, Space
 
 WORTH = 0.1
-"""One more axis is looked at where changes of layout, from which it may gain, take this share of the best step."""
+"""One more axis is looked at where changes of layout, from which it may gain, take this share of the best step; ZeRO
+inside nodes where gathers and sums of parameters do."""
 GAIN = 0.005
-"""Plans on meshes of one axis more are looked for that are faster by this share."""
+"""Plans are looked for that are faster by this share."""
 FROM = 3
 """Meshes from which the descent starts at most."""
 
 
 def refined(found: Searched, space: Space, top: int = 1, end_s: float = inf) -> Searched:
-    """What was found, or better plans on meshes of one axis more; the bound is that of all scenarios looked at."""
+    """What was found, or better plans next to it; the bound is that of all scenarios looked at."""
     answer, best = found.answer, found.answer.best
-    if best is None or relaid_share(best, found.scenarios[0].chains.pricer) < WORTH:
+    if best is None:
         return found
+    relaid, kept = sent_shares(best, found.scenarios[0].chains.pricer)
+    ways = [space.finer] * (relaid >= WORTH) + [space.grouped] * (kept >= WORTH)
     scenarios, around, seen = list(found.scenarios), _promising(found, best), set[str]()
-    while around and monotonic() < end_s:
-        new = list(_next_to(around, space, seen))
+    while ways and around and monotonic() < end_s:
+        new = list(_next_to(around, ways, seen))
         below_s = best.objective * (1 - GAIN)
         more = searched(tuple(new), top, end_s, below_s if top == 1 else inf, thorough=False)
         answer, scenarios = joined(answer, more, top, kind_of if top > 1 else None), [*scenarios, *new]
@@ -47,14 +50,17 @@ def refined(found: Searched, space: Space, top: int = 1, end_s: float = inf) -> 
     return replace(found, scenarios=tuple(scenarios), answer=answer)
 
 
-def relaid_share(found: Found[Solved], pricer: Pricer) -> float:
-    """Share of a step that a device spends on changes of layout inside and between layers."""
-    solved = found.payload
-    layers = list(_layers(solved))
+def sent_shares(found: Found[Solved], pricer: Pricer) -> tuple[float, float]:
+    """Shares of a step that a device spends on changes of layout, and beside them on keeping parameters in step."""
+    solved, layers = found.payload, list(_layers(found.payload))
+    count = solved.setting.num_microbatches
     times = price_demands([demand for own, _ in layers for demand in (own.work.calls, own.work.passing)], pricer)
-    each = (times.forward_communication_s + times.backward_communication_s).reshape(-1, 2).sum(axis=1)
-    total = sum(count * seconds for (_, count), seconds in zip(layers, each.tolist(), strict=True))
-    return solved.setting.num_microbatches * float(total) / (solved.setting.groups * found.objective)
+    each = (times.forward_communication_s + times.backward_communication_s).reshape(-1, 2).sum(axis=1).tolist()
+    relaid_s = count * sum(n * seconds for (_, n), seconds in zip(layers, each, strict=True))
+    kinds = [(own.micro_by_kind_s["communication"], own.step_by_kind_s["communication"], n) for own, n in layers]
+    sent_s = sum(n * (count * micro + step) for micro, step, n in kinds)
+    step_s = solved.setting.groups * found.objective
+    return relaid_s / step_s, max(0.0, sent_s - relaid_s) / step_s
 
 
 def _layers(solved: Solved) -> Iterator[tuple[LayerFigures, int]]:
@@ -77,9 +83,11 @@ def _promising(found: Searched, best: Found[Solved]) -> list[AnyScenario]:
     return list(meshes.values())[:FROM]
 
 
-def _next_to(around: Sequence[AnyScenario], space: Space, seen: set[str]) -> Iterator[AnyScenario]:
-    """The scenarios next to some that were not `seen`, which they then are."""
-    for scenario in (finer for one in around for finer in space.finer(one)):
+def _next_to(
+    around: Sequence[AnyScenario], ways: Sequence[Callable[[AnyScenario], Iterator[AnyScenario]]], seen: set[str]
+) -> Iterator[AnyScenario]:
+    """The scenarios next to some in some ways that were not `seen`, which they then are."""
+    for scenario in (near for one in around for way in ways for near in way(one)):
         if scenario.name not in seen:
             seen.add(scenario.name)
             yield scenario

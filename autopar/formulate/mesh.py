@@ -53,6 +53,20 @@ def finer_sizes(sizes: tuple[int, ...], pinned: bool, cluster: Cluster) -> tuple
     return tuple(found)
 
 
+def node_sizes(sizes: tuple[int, ...], pinned: bool, cluster: Cluster) -> tuple[tuple[int, int, int], ...]:
+    """Sizes of meshes over as many devices on which axes are either inside a node or between nodes: that of the batch
+    or (where it isn't `pinned` in `sizes`) one free axis between them, inside as many ways as in `sizes`, and one axis.
+    """
+    devices, node = prod(sizes), cluster.devices_per_node
+    if devices <= node or devices % node:
+        return ()
+    nodes, inner = devices // node, sizes[-1]
+    found = [(nodes, 1, node) if pinned else (1, nodes, node)]
+    if 1 < inner < node and node % inner == 0:
+        found.append((nodes, node // inner, inner))
+    return tuple(found)
+
+
 def config_mesh(config: ManualConfig, blocks: int) -> tuple[MeshAxis, ...]:
     """The mesh of a hand-written plan's stages, so fine that every block's tensor degree is a product of inner axes.
 

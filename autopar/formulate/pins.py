@@ -31,7 +31,7 @@ class Pins:
     `tensor_axes`: axes that must split something other than the batch, all others split the batch; None = every axis is
     free but `data_axes`, which must split the batch. `sequence`: 1 = what doesn't split the batch splits the sequence
     between blocks, 0 = nothing splits it anywhere, None = free. `zero`, `recompute`: what may be chosen. `modules`:
-    constraints on some modules.
+    constraints on some modules. `zero_axes`: the only ones over which ZeRO may shard; None = all that split the batch.
     """
 
     tensor_axes: frozenset[int] | None = None
@@ -40,6 +40,7 @@ class Pins:
     recompute: tuple[str, ...] = RECOMPUTE
     modules: tuple[ModulePin, ...] = ()
     data_axes: frozenset[int] = frozenset()
+    zero_axes: frozenset[int] | None = None
 
     def allows_state(self, spec: TensorSpec, layout: Layout) -> bool:
         """Whether the main value of a cut may lie in `layout`."""
@@ -129,8 +130,9 @@ def pins_of(config: ManualConfig, block: int | None, mesh: tuple[MeshAxis, ...],
     return Pins(
         tensor_axes=inner_axes(mesh, own.tp),
         sequence=own.sp if own.tp > 1 else 0,
-        zero=(own.zero if own.dp > 1 else 0,),
+        zero=(own.zero if own.dp > 1 and own.zero_group != "1" else 0,),
         recompute=(mode if here else "none",),
+        zero_axes=None if own.zero_group == "all" else inner_axes(mesh, own.tp * int(own.zero_group)),
     )
 
 

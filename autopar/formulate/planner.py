@@ -24,7 +24,7 @@ from autopar.formulate.layers.tables import Setting
 from autopar.formulate.leanest import leanest, size_text, tightest_stage
 from autopar.formulate.record.assemble import Solved, assemble
 from autopar.formulate.record.recost import require_fit
-from autopar.formulate.record.rewritten import with_offload, with_zero_group
+from autopar.formulate.record.rewritten import with_offload
 from autopar.formulate.record.straggler import with_straggler
 from autopar.formulate.record.whole import whole_ops
 from autopar.formulate.scenario import SolvedScenario
@@ -71,8 +71,8 @@ class Planner:
                 tried = Sizes(self.space, self.limit_bytes, top, end_s).searched()
             else:
                 config = config.grouped(self.cluster.devices_per_node)
-                # what is set later counts once all is chosen
-                limit = self.limit_bytes if (config.offload, config.zero_group) == ("none", "all") else None
+                # what goes to the host is no longer here
+                limit = self.limit_bytes if config.offload == "none" else None
                 scenarios = (self.space.configured(config, limit),)
                 tried = [Searched(self.request.devices, scenarios, searched(scenarios, top, end_s))]
         best = self._best(tried, top)
@@ -131,10 +131,9 @@ class Planner:
 
     def _completed(self, solved: Solved, scenario: AnyScenario, config: ManualConfig) -> Solved:
         """The solution of a configuration with what this sets once all else is chosen."""
-        of = self.request.policy, self.request.optimizer
-        if config.zero_group != "all":
-            solved = with_zero_group(solved, scenario, int(config.zero_group), *of)
-        return solved if config.offload == "none" else with_offload(solved, scenario, config.offload, *of)
+        if config.offload == "none":
+            return solved
+        return with_offload(solved, scenario, config.offload, self.request.policy, self.request.optimizer)
 
     def _on_host(self, top: int, end_s: float, began: float) -> list[PlanRecord]:
         """The best plans that fit with something in the host's memory."""
@@ -154,8 +153,7 @@ class Planner:
         if record.lower_bound_s is None or record.lower_bound_s <= record.step_time_s:
             return record
         above = record.lower_bound_s / record.step_time_s - 1
-        grouped = any(strategy.zero_group for stage in record.stages for strategy in stage.strategies)
-        why = "prices of ZeRO over all replicas" if grouped else "timings that don't grow evenly with size"
+        why = "timings that don't grow evenly with size"
         doubt = f"the lower bound is not proven: {why} put it {above:.1%} above the plan"
         return replace(record, lower_bound_s=record.step_time_s, gap=0.0, assumptions=(*record.assumptions, doubt))
 

@@ -64,7 +64,8 @@ class StageScenario:
     def name(self) -> str:
         """Mesh and microbatches, for messages and as a stable order."""
         mesh = "x".join(str(s) for s in self.setting.sizes)
-        return f"{mesh} devices, {self.setting.num_microbatches} microbatches of {self.setting.batch}"
+        count, batch = self.setting.num_microbatches, self.setting.batch
+        return f"{mesh} devices{self._chains.inside}, {count} microbatches of {batch}"
 
     def bound_s(self) -> float:
         """Seconds that no plan of this scenario under the limit can beat; inf where none is legal or small enough."""

@@ -15,7 +15,7 @@ from autopar.formulate.chains.known import Known
 from autopar.formulate.config import Constraint, ManualConfig, microbatch_count, nearest, parse_constraints
 from autopar.formulate.layers.runs import layer_runs
 from autopar.formulate.layers.tables import Setting
-from autopar.formulate.mesh import config_mesh, finer_sizes, mesh_of, search_meshes
+from autopar.formulate.mesh import config_mesh, finer_sizes, mesh_of, node_sizes, search_meshes
 from autopar.formulate.pins import Pins, covered_ops, pins_of, pins_of_constraints
 from autopar.formulate.pipelines.ground import even_devices, ground_on
 from autopar.formulate.pipelines.scenario import PipelineScenario
@@ -85,23 +85,37 @@ class Space:
     def finer(self, scenario: AnyScenario) -> Iterator[AnyScenario]:
         """The scenarios with one prime factor of the devices on another axis, an axis for the batch and two free ones,
         and with about as many microbatches."""
-        near, constraints = scenario.chains, self.constraints
-        pinned = 0 in near.runs[0].around.pins.data_axes
-        for sizes in finer_sizes(near.setting.sizes, pinned, near.pricer.cluster):
+        for sizes in finer_sizes(*_axes(scenario), scenario.chains.pricer.cluster):
+            if sizes[0] > 1 or isinstance(scenario, PipelineScenario):  # one stage is looked at on any two axes
+                yield from self._near(scenario, sizes)
+
+    def grouped(self, scenario: AnyScenario) -> Iterator[AnyScenario]:
+        """The scenarios in which ZeRO shards inside nodes, over which replicas are whole."""
+        cluster = scenario.chains.pricer.cluster
+        for sizes in node_sizes(*_axes(scenario), cluster):
             mesh = mesh_of(sizes)
-            if isinstance(scenario, PipelineScenario):
-                pipelines = self._pipelines(near.budget.limit_bytes, near.known)
-                yield from pipelines.finer(scenario, mesh, sizes[0], constraints)
-                continue
-            pins = pins_of_constraints(constraints, mesh, self.graph)
-            if pins is None or sizes[0] == 1:  # free axes alone have been looked at
-                continue
-            pins = [replace(p, data_axes=frozenset({0})) if p.tensor_axes is None else p for p in pins]
-            counts = list(self._microbatch_counts(mesh, pins[-1], constraints))
-            few = nearest([count for _, count in counts], near.setting.num_microbatches)
-            yield from self._staged(
-                mesh, pins, [c for c in counts if c[1] in few], near.pricer, near.budget, near.known
-            )
+            inside = frozenset(i for i, a in enumerate(mesh) if a.stride * a.size <= cluster.devices_per_node)
+            yield from self._near(scenario, sizes, inside)
+
+    def _near(
+        self, scenario: AnyScenario, sizes: tuple[int, int, int], zero_axes: frozenset[int] | None = None
+    ) -> Iterator[AnyScenario]:
+        """A scenario on a mesh whose first axis, if longer than 1, splits the batch, with about as many microbatches;
+        ZeRO over `zero_axes` of it alone."""
+        near, constraints, mesh = scenario.chains, self.constraints, mesh_of(sizes)
+        if isinstance(scenario, PipelineScenario):
+            pipelines = self._pipelines(near.budget.limit_bytes, near.known)
+            yield from pipelines.finer(scenario, mesh, sizes[0], constraints, zero_axes)
+            return
+        pins = pins_of_constraints(constraints, mesh, self.graph)
+        if pins is None:
+            return
+        data_axes = frozenset({0} if sizes[0] > 1 else ())
+        pins = [p if p.tensor_axes is not None else replace(p, data_axes=data_axes) for p in pins]
+        pins = [replace(p, zero_axes=zero_axes) for p in pins]
+        counts = list(self._microbatch_counts(mesh, pins[-1], constraints))
+        few = nearest([count for _, count in counts], near.setting.num_microbatches)
+        yield from self._staged(mesh, pins, [c for c in counts if c[1] in few], near.pricer, near.budget, near.known)
 
     def _pipelines(self, limit: int | None, known: Known) -> Pipelines:
         budget = Budget(limit, self.request.policy, self.request.optimizer)
@@ -188,6 +202,11 @@ class Space:
         setting = Setting(mesh, batch, count)
         budget, pricer = Budget(limit, self.request.policy, self.request.optimizer), self._in_step(config.devices)
         return StageScenario(runs, setting, pricer, self._capped(budget, pricer), Known(pricer))
+
+
+def _axes(scenario: AnyScenario) -> tuple[tuple[int, ...], bool]:
+    """Sizes of the mesh, and whether its first axis is for the batch."""
+    return scenario.chains.setting.sizes, 0 in scenario.chains.runs[0].around.pins.data_axes
 
 
 def _alike(mesh: tuple[MeshAxis, ...], cluster: Cluster) -> tuple[int, ...]:

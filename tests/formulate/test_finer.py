@@ -1,12 +1,16 @@
-"""Meshes of three axes, looked at next to the best of two."""
+"""What is looked at next to the best plans: meshes of three axes, ZeRO inside nodes."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 import pytest
 
-from autopar.formulate.finer import WORTH, refined, relaid_share
+from autopar.cluster import Link
+from autopar.cost.roofline import RooflinePricer
+from autopar.formulate.config import ManualConfig
+from autopar.formulate.finer import WORTH, refined, sent_shares
 from autopar.formulate.mesh import finer_sizes
 from autopar.formulate.planner import Planner
 from autopar.formulate.searched import Searched, searched
@@ -14,7 +18,7 @@ from autopar.formulate.space import Space
 from tests.formulate.cases import cluster_of, planner
 from tests.integration.strategies import planner_of
 
-DEVICES = 8
+DEVICES, LIMIT_BYTES = 8, 200 << 20
 
 
 def two_axes(space: Space) -> Searched:
@@ -49,15 +53,46 @@ def test_bound_is_that_of_all_scenarios() -> None:
     finer = refined(found, maker.space)
     assert finer.best_s < found.best_s
     assert len(finer.answer.bounds) == len(finer.scenarios) > len(found.scenarios)
-    each = [s.solve().solution.objective_s for s in finer.scenarios]  # type: ignore[union-attr]
+    further = finer.scenarios[len(found.scenarios) :]
+    each = [s.solve().solution.objective_s for s in further]  # type: ignore[union-attr]
     assert finer.answer.lower_bound <= min(each) * (1 + 1e-9)
     assert finer.best_s == pytest.approx(min(each))
 
 
 def test_none_where_layers_hardly_talk() -> None:
     """Where replicas alone are best nothing is changed in layers, and no further mesh is looked at."""
-    maker: Planner = planner("mlp", "8xa100-80gb", 1 << 15)
+    maker = planner("mlp", "8xa100-80gb", 1 << 15)
     found = two_axes(maker.space)
     assert found.answer.best is not None
-    assert relaid_share(found.answer.best, maker.pricer) < WORTH
-    assert refined(found, maker.space) is found
+    assert sent_shares(found.answer.best, maker.pricer)[0] < WORTH
+    assert refined(found, maker.space).scenarios == found.scenarios
+
+
+def slow_nodes(bytes_per_s: float) -> Planner:
+    """Two nodes of two devices that the gpt fits on if it is dealt over two of them; replicas alone."""
+    made = planner("gpt", "2x2xa100-80gb", 16, LIMIT_BYTES, ("exclude=pp", "exclude=tp", "devices=4"))
+    cluster = replace(made.cluster, inter=Link("slow", bytes_per_s, 1e-5))
+    return replace(made, cluster=cluster, pricer=RooflinePricer(cluster))
+
+
+def grid(maker: Planner, group: str) -> float:
+    """Seconds of the best of all uniform configurations whose ZeRO shards over such groups."""
+    texts = [
+        f"dp=4,zero={zero},zero_group={group},recompute={recompute},microbatch_size=4"
+        for zero in (1, 2, 3) for recompute in ("none", "full")
+    ]  # fmt: skip
+    found = [maker.estimate(ManualConfig.parse(text)) for text in texts]
+    return min(one.step_time_s for one in found if one.feasible)
+
+
+@pytest.mark.parametrize(("bytes_per_s", "group"), [(1e9, 2), (2e10, 0)])
+def test_zero_inside_nodes_where_the_network_is_slow(bytes_per_s: float, group: int) -> None:
+    """ZeRO shards inside nodes just where that is the faster of all uniform plans, and the plan is no slower."""
+    maker = slow_nodes(bytes_per_s)
+    inside, across = grid(maker, "node"), grid(maker, "all")
+    assert (inside < across) == (group == 2)
+    plan = maker.plan()
+    assert {s.zero_group for s in plan.stages[0].strategies if s.zero} == {group}
+    assert plan.step_time_s <= min(inside, across) * (1 + 1e-9)
+    assert plan.lower_bound_s is not None
+    assert plan.lower_bound_s <= plan.step_time_s

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from autopar.cluster import Link, load_cluster
+from autopar.cost.roofline import RooflinePricer
 from autopar.emit.build import emit
 from autopar.emit.parameters import local
-from autopar.plan import PlanRecord
+from autopar.formulate.planner import Planner
+from autopar.plan import POLICIES, PlanRecord, Request
 from tests.integration.models import example, traced
 from tests.integration.staged import one_stage, staged
 from tests.integration.test_pipelines import check
@@ -41,6 +46,20 @@ def test_groups_are_exact(pool: Pool, name: str, text: str) -> None:
     record = record_of(name, text)
     report = pool.run(record.request.devices, check, record, traced(name), name, timeout_s=180)[0]
     assert not report["missing_gradients"]
+    assert report["largest"] < 1e-9, report
+
+
+@SLOW
+def test_a_found_group_is_exact(pool: Pool) -> None:
+    """Where nodes are joined by a slow network the search shards inside them, exactly as one device computes."""
+    cluster = replace(load_cluster("2x2xa100-80gb"), inter=Link("slow", 1e7, 1e-6))
+    request = Request(
+        "test", cluster.name, "cpu", 4, BATCH, "fp64", POLICIES["fp64"], "adamw",
+        constraints=("exclude=pp", "exclude=tp", "devices=4", "zero=3"),
+    )  # fmt: skip
+    record = Planner(traced("deep gpt"), cluster, RooflinePricer(cluster), request).plan()
+    assert {s.zero_group for s in record.stages[0].strategies} == {2}
+    report = pool.run(4, check, record, traced("deep gpt"), "deep gpt", timeout_s=180)[0]
     assert report["largest"] < 1e-9, report
 
 

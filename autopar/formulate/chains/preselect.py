@@ -12,7 +12,6 @@ from autopar.engine.stack_problem import Floats
 from autopar.formulate.layers.run_tables import RunTables
 from autopar.formulate.layers.storing import storage_costs
 from autopar.formulate.layers.tables import Mode, passing_seconds
-from autopar.plan import data_axes_of
 
 if TYPE_CHECKING:
     from autopar.formulate.chains.strategies import Chains
@@ -62,7 +61,7 @@ def _passes(chains: Chains, tables: RunTables, labels: Labels, again: Sequence[s
 def _storage(chains: Chains, tables: RunTables, labels: Labels, zeros: Sequence[int]) -> Floats:
     """Seconds that keeping parameters takes and bytes that are held, (N, 2)."""
     space, around = tables.space, tables.around
-    axes = [data_axes_of(state, around.entry.batch_dim) for state in space.variables[space.entry].layouts]
+    axes = [around.zero_axes(state) for state in space.variables[space.entry].layouts]
     ways = [(zero, axes[entry] if zero else ()) for zero, entry in zip(zeros, labels[:, space.entry], strict=True)]
     distinct = list(dict.fromkeys(ways))
     way = np.array([distinct.index(w) for w in ways], dtype=np.intp)

@@ -32,7 +32,7 @@ from autopar.formulate.layers.run_tables import Arc, CheapestChains, Family, Run
 from autopar.formulate.layers.runs import LayerRun, Surroundings, alike
 from autopar.formulate.layers.tables import Least, Price, Setting, SpaceCosts, space_costs
 from autopar.graph import Layout
-from autopar.plan import LayerStrategy, data_axes_of
+from autopar.plan import LayerStrategy
 
 FEW_LAYERS, NEAR_SHARE, NEAR_MOST = 2, 0.05, 4
 """Of layers that come so often at most: by which share dearer choices are still looked at, and how many of them."""
@@ -86,10 +86,14 @@ class Chains:
         """Whether pins and batch leave every layer layouts for its values at both ends and a way to be kept."""
         ends = [(run.around, *run.around.states(self.setting.sizes, self.setting.batch)) for run in self.runs]
         return all(
-            behind
-            and any(not zero or data_axes_of(x, around.entry.batch_dim) for x in before for zero in around.pins.zero)
+            behind and any(not zero or around.zero_axes(x) for x in before for zero in around.pins.zero)
             for around, before, behind in ends
         )
+
+    @property
+    def inside(self) -> str:
+        """Says where ZeRO shards over some axes alone."""
+        return "" if self.runs[0].around.pins.zero_axes is None else " (ZeRO inside nodes)"
 
     # --- prices ---------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from autopar.engine.label_graph import classes_of
 from autopar.formulate.layers.runs import Surroundings
 from autopar.formulate.layers.states import combine, dealt
 from autopar.graph import BROADCAST, PARTIAL, REPLICATE, LayerClass, Layout, Op, TensorSpec, follow_layout
-from autopar.plan import LayerStrategy
+from autopar.plan import LayerStrategy, data_axes_of
 from autopar.shard.lower import lower
 from autopar.shard.program import Call, Program
 from autopar.shard.relayout import held_layout
@@ -199,7 +199,9 @@ class LabelSpace:
             if kept is not None:
                 relays[stored.param] = kept
         entry, leave = (self.variables[v].layouts[labels[v]] for v in (self.entry, self.exit))
-        return LayerStrategy(entry, leave, ops, relays, zero, recompute)
+        axes, every = self.around.zero_axes(entry), data_axes_of(entry, self.around.entry.batch_dim)
+        group = prod(self.sizes[a] for a in axes) if zero and axes != every else 0
+        return LayerStrategy(entry, leave, ops, relays, zero, recompute, zero_group=group)
 
     def lowered(self, labels: Sequence[int], recompute: str) -> Program:
         """The layer lowered under a choice of labels: the same at every batch for which that is legal."""

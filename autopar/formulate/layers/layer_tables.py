@@ -24,7 +24,6 @@ from autopar.formulate.layers.run_tables import Piece, RunTables
 from autopar.formulate.layers.runs import Surroundings
 from autopar.formulate.layers.storing import storage_costs, undominated
 from autopar.formulate.layers.tables import Mode, Price, Setting, SpaceCosts
-from autopar.plan import data_axes_of
 
 EXACT_ENTRIES = 1 << 17
 """Largest table of an elimination (for one mode) that is exact; wider layers are solved by a bound and what it leads
@@ -67,7 +66,7 @@ class LayerSolver:
         self._choices: dict[Entries, Choice] = {}
         self._entries: dict[Axes, list[int]] = {}
         for label, state in enumerate(space.variables[space.entry].layouts):
-            axes = data_axes_of(state, around.entry.batch_dim)
+            axes = around.zero_axes(state)
             if axes or 0 in around.pins.zero:
                 self._entries.setdefault(axes, []).append(label)
 

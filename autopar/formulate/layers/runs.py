@@ -14,6 +14,7 @@ from autopar.formulate.layers.recompute import offered
 from autopar.formulate.layers.states import cut_layouts
 from autopar.formulate.pins import Pins
 from autopar.graph import LayerClass, Layout, OpGraph, TensorSpec
+from autopar.plan import data_axes_of
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,12 @@ class Surroundings:
     @cached_property
     def _hash(self) -> int:
         return hash(tuple(getattr(self, f.name) for f in fields(self)))
+
+    def zero_axes(self, state: Layout) -> tuple[int, ...]:
+        """Axes over which ZeRO shards where the layer is entered in `state`: those that split the batch, as far as pins
+        allow them."""
+        axes, allowed = data_axes_of(state, self.entry.batch_dim), self.pins.zero_axes
+        return axes if allowed is None else tuple(a for a in axes if a in allowed)
 
     def states(self, sizes: tuple[int, ...], batch: int) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
         """Possible layouts of the main values in front and behind."""

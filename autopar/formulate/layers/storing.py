@@ -15,7 +15,6 @@ from autopar.formulate.layers.rates import ParameterRates
 from autopar.formulate.layers.runs import Surroundings
 from autopar.formulate.layers.tables import Array, Mode, Setting
 from autopar.graph import LayerClass, Layout, TensorSpec, local_shape
-from autopar.plan import data_axes_of
 from autopar.shard.gathering import may_spare_parameters
 from autopar.shard.storage import Axes, parameter_storage
 
@@ -65,7 +64,7 @@ class _Kept(NamedTuple):
         staged: bool,
         rates: ParameterRates,
     ) -> _Kept:
-        axes = [data_axes_of(state, around.entry.batch_dim) for state in space.variables[space.entry].layouts]
+        axes = [around.zero_axes(state) for state in space.variables[space.entry].layouts]
         barred = np.array([[np.inf if zero and found != wanted else 0.0 for found in axes] for zero, wanted in ways])
         owned = dict(zip(space.layer.params, around.owned, strict=True))
         stored = [one for one in space.stored if owned[one.param]]
@@ -127,7 +126,7 @@ def held_bytes(
 ) -> float:
     """Bytes of parameters, states and gradients that count for one layer on the labels (V,) of its variables."""
     entry = space.variables[space.entry].layouts[labels[space.entry]]
-    axes = data_axes_of(entry, around.entry.batch_dim) if mode.zero else ()
+    axes = around.zero_axes(entry) if mode.zero else ()
     total = 0.0
     for stored in space.stored:
         if around.owned[space.layer.params.index(stored.param)]:

@@ -99,7 +99,7 @@ class PipelineScenario:
         chunks = f" in {shape.chunks} chunks each" if shape.chunks > 1 else ""
         mesh = "x".join(map(str, setting.sizes)) or "1"
         return (
-            f"{shape.groups} stages ({shape.schedule}){chunks} of {mesh} devices, "
+            f"{shape.groups} stages ({shape.schedule}){chunks} of {mesh} devices{self.chains.inside}, "
             f"{shape.num_microbatches} microbatches of {setting.batch}"
         )
 

@@ -77,14 +77,19 @@ class Pipelines:
                         yield from self._scenarios(units, grounds, mesh, ways, count, constraints)
 
     def finer(
-        self, near: PipelineScenario, mesh: tuple[MeshAxis, ...], ways: int, constraints: Sequence[Constraint]
+        self,
+        near: PipelineScenario,
+        mesh: tuple[MeshAxis, ...],
+        ways: int,
+        constraints: Sequence[Constraint],
+        zero_axes: frozenset[int] | None,
     ) -> Iterator[PipelineScenario]:
         """The same pipeline with another mesh of its groups, whose outer axis splits the batch `ways` ways, and about
-        as many microbatches."""
+        as many microbatches; ZeRO over some axes alone."""
         shape = near.shape
         pinned = next((int(c.value) for c in constraints if c.key == "microbatch_size" and not c.pattern), None)
         for count in nearest(list(self._counts(shape.groups, ways, pinned)), shape.num_microbatches):
-            for found in self._scenarios(near.book.units, [near.ground], mesh, ways, count, constraints):
+            for found in self._scenarios(near.book.units, [near.ground], mesh, ways, count, constraints, zero_axes):
                 if (found.shape.schedule, found.shape.chunks) == (shape.schedule, shape.chunks):
                     yield found
 
@@ -122,6 +127,7 @@ class Pipelines:
         ways: int,
         count: int,
         constraints: Sequence[Constraint],
+        zero_axes: frozenset[int] | None = None,
     ) -> Iterator[PipelineScenario]:
         pins = pins_of_constraints(tuple(constraints), mesh, self.graph)
         if pins is None:
@@ -132,6 +138,7 @@ class Pipelines:
             if ways == size <= grounds[0].pricers[0].cluster.devices_per_node and free:
                 return  # the mesh of one free axis has all of these
             pins = [replace(p, data_axes=frozenset({0})) if p.tensor_axes is None else p for p in pins]
+        pins = [replace(p, zero_axes=zero_axes) for p in pins]
         setting = Setting(mesh, self.global_batch // count, count, len(grounds[0].devices))
         books = self._books(units, pins, setting, grounds[0])
         if not books[0].chains.possible:

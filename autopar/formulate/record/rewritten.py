@@ -37,14 +37,3 @@ def with_offload(
 ) -> Solved:
     """The solution of `scenario` with `kind` (activations, optimizer) kept on the host by all layers."""
     return rewritten(solved, scenario, lambda strategy: replace(strategy, offload=kind), policy, optimizer)
-
-
-def with_zero_group(
-    solved: Solved, scenario: StageScenario | PipelineScenario, ranks: int, policy: DtypePolicy, optimizer: str
-) -> Solved:
-    """The solution of `scenario` with ZeRO over groups of so many ranks, in layers that use it."""
-
-    def grouped(strategy: LayerStrategy) -> LayerStrategy:
-        return replace(strategy, zero_group=ranks) if strategy.zero else strategy
-
-    return rewritten(solved, scenario, grouped, policy, optimizer)
