@@ -48,7 +48,8 @@ class LayerStrategy:
     3 and parameters. `recompute`: `none`, `full`, or `selective` for the cores of attention alone
     (shard/regions.py). `offload`: what is kept in the host's memory: `none`, `activations` (what is saved for the
     backward pass) or `optimizer` (parameters as they are stored, and optimizer states). `zero_group`: over how many
-    neighbouring ones of the ranks that share the batch ZeRO shards, 0 = all.
+    neighbouring ones of the ranks that share the batch ZeRO shards, 0 = all. `roles`: what each mesh axis splits, in
+    words (roles.py); () = to be told by the layouts.
     """
 
     entry: Layout
@@ -59,6 +60,7 @@ class LayerStrategy:
     recompute: str = "none"
     offload: str = "none"
     zero_group: int = 0
+    roles: tuple[str, ...] = ()
 
     def data_axes(self, batch_dim: int | None) -> tuple[int, ...]:
         """Axes that split the batch dim of the main value at the layer's entry."""

@@ -27,7 +27,7 @@ def axis_role(strategy: LayerStrategy, axis: int) -> str:
 
 def ways(strategy: LayerStrategy, mesh: Sequence[MeshAxis]) -> dict[str, int]:
     """How many ways each role splits the layer; roles of one way are left out."""
-    roles = [axis_role(strategy, axis) for axis in range(len(mesh))]
+    roles = strategy.roles or [axis_role(strategy, axis) for axis in range(len(mesh))]
     counts = {
         role: prod(a.size for a, r in zip(mesh, roles, strict=True) if r == role) for role in dict.fromkeys(roles)
     }

@@ -13,7 +13,7 @@ from autopar.formulate.config import ManualConfig
 from autopar.plan import POLICIES, LayerStrategy, MeshAxis, PlanRecord
 from autopar.roles import ways
 
-DEGREES = {"batch": "dp", "tensor": "tp", "tensor+sequence": "tp", "sequence": "cp"}
+DEGREES = {"batch": "dp", "batch+tensor": "dp", "tensor": "tp", "tensor+sequence": "tp", "sequence": "cp"}
 """The degree that each role of a mesh axis counts for."""
 
 
@@ -90,6 +90,8 @@ def read(record: PlanRecord) -> Recipe:
     kinds = {x.recompute for x in blocks}
     config = ManualConfig.parse(record.request.config or "")
     share, left = divmod(record.global_microbatch, degrees.dp)
+    strategies = [strategy for stage in record.stages for strategy in stage.strategies]
+    group = config.zero_group if config.zero_group != "all" else str(max(s.zero_group for s in strategies))
     mistakes = [
         *_unlike(blocks),
         f"{blocks[0].idle} devices of each group do the same work; plan again with fewer" if blocks[0].idle > 1 else "",
@@ -102,8 +104,11 @@ def read(record: PlanRecord) -> Recipe:
         f"dtype_policy={record.request.policy}: not exported; plan with a dtype alone"
         if record.request.policy != POLICIES.get(record.request.dtype, record.request.policy)
         else "",
-        f"zero_group={config.zero_group}: ZeRO over a part of the replicas is not exported; plan with zero_group=all"
-        if config.zero_group != "all"
+        f"zero_group={group}: ZeRO over a part of the replicas is not exported; plan with zero_group=all"
+        if group not in ("all", "0")
+        else "",
+        "experts are split: not exported; plan with --constraint tp=1"
+        if any("experts" in role for strategy in strategies for role in strategy.roles)
         else "",
     ]
     return Recipe(

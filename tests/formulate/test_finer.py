@@ -15,6 +15,7 @@ from autopar.formulate.mesh import finer_sizes
 from autopar.formulate.planner import Planner
 from autopar.formulate.searched import Searched, searched
 from autopar.formulate.space import Space
+from autopar.report.strategy import strategy_words
 from tests.formulate.cases import cluster_of, planner
 from tests.integration.strategies import planner_of
 
@@ -57,6 +58,19 @@ def test_bound_is_that_of_all_scenarios() -> None:
     each = [s.solve().solution.objective_s for s in further]  # type: ignore[union-attr]
     assert finer.answer.lower_bound <= min(each) * (1 + 1e-9)
     assert finer.best_s == pytest.approx(min(each))
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("two experts", "batch 2 ways, tensor+sequence 2 ways, tensor+experts+sequence 2 ways, ZeRO-1"),
+        ("long, two heads", "batch 2 ways, sequence 2 ways, tensor+sequence 2 ways, ZeRO-1"),
+    ],
+)
+def test_words_of_three_axes(model: str, words: str) -> None:
+    """A plan says what each axis splits: samples, experts and their width; samples, tokens, and columns or rows."""
+    record = planner_of(model, DEVICES, 2).plan()
+    assert words in [strategy_words(s, record.stages[0].mesh) for s in record.stages[0].strategies]
 
 
 def test_none_where_layers_hardly_talk() -> None:

@@ -14,6 +14,7 @@ from autopar.formulate.pipelines.piped import add_up
 from autopar.formulate.pipelines.scenario import SolvedPipeline
 from autopar.formulate.record.carried import layer_costs
 from autopar.formulate.record.predict import Layers, Prediction, predict, shares
+from autopar.formulate.record.splits import roles_of
 from autopar.formulate.scenario import SolvedScenario
 from autopar.graph import Cut, OpGraph
 from autopar.plan import CarriedCosts, Fingerprint, LayerStrategy, MeshAxis, PlanRecord, Request, StagePlan
@@ -42,11 +43,11 @@ def chosen(solved: SolvedScenario) -> Iterator[tuple[int, Column, int]]:
             yield r, solved.columns[r][index], count
 
 
-def _one_stage(solved: SolvedScenario, asked_bytes: int | None) -> Outline:
+def _one_stage(solved: SolvedScenario, asked_bytes: int | None, graph: OpGraph) -> Outline:
     layers = tuple(Layers(r, column.figures, count) for r, column, count in chosen(solved))
     count, mesh = solved.setting.num_microbatches, solved.setting.mesh
     devices, device = range(prod(solved.setting.sizes)), solved.site.device
-    stage = _stage(0, devices, mesh, ((column, n) for _, column, n in chosen(solved)))
+    stage = _stage(0, devices, mesh, ((column, n) for _, column, n in chosen(solved)), graph)
     prediction = predict(layers, count, device.reserve_bytes)
     costs = layer_costs([layers], memory=[prediction.memory])
     placement = tuple(solved.site.first_device + rank for rank in devices)
@@ -54,13 +55,13 @@ def _one_stage(solved: SolvedScenario, asked_bytes: int | None) -> Outline:
     return Outline((stage,), prediction, costs, "none" if count == 1 else "accumulate", 1, placement, fits)
 
 
-def _pipeline(solved: SolvedPipeline, asked_bytes: int | None) -> Outline:
+def _pipeline(solved: SolvedPipeline, asked_bytes: int | None, graph: OpGraph) -> Outline:
     shape, size = solved.shape, prod(solved.setting.sizes)
     stages, layers, first = [], [], 0
     for number, part in enumerate(solved.stages):
         group, lap = shape.group_of(number), number // shape.groups
         devices = range(group * size, (group + 1) * size)
-        stages.append(_stage(first, devices, solved.setting.mesh, ((p.column, p.count) for p in part.parts)))
+        stages.append(_stage(first, devices, solved.setting.mesh, ((p.column, p.count) for p in part.parts), graph))
         first += len(stages[-1].assignment)
         after = lap * (1 + max(p.run for s in solved.stages for p in s.parts))
         layers.append(tuple(Layers(after + p.run, p.column.figures, p.count, lap) for p in part.parts))
@@ -97,7 +98,8 @@ def assemble(
 ) -> PlanRecord:
     """The record of a plan, or (`lower_bound_s` None) of an estimate."""
     asked = request.memory_limit_bytes
-    outline = _pipeline(solved, asked) if isinstance(solved, SolvedPipeline) else _one_stage(solved, asked)
+    of = asked, graph
+    outline = _pipeline(solved, *of) if isinstance(solved, SolvedPipeline) else _one_stage(solved, *of)
     device = device_of(cluster, outline.placement)
     prediction = outline.prediction
     step, memory = prediction.step_time_s, prediction.memory
@@ -155,14 +157,18 @@ def _without_rounding(bound_s: float, step_s: float) -> float:
 
 
 def _stage(
-    first_layer: int, devices: range, mesh: tuple[MeshAxis, ...], layers: Iterable[tuple[Column, int]]
+    first_layer: int, devices: range, mesh: tuple[MeshAxis, ...], layers: Iterable[tuple[Column, int]], graph: OpGraph
 ) -> StagePlan:
     strategies: list[LayerStrategy] = []
     assignment: list[int] = []
     for column, count in layers:
-        if column.strategy not in strategies:
-            strategies.append(column.strategy)
-        assignment += [strategies.index(column.strategy)] * count
+        number = first_layer + len(assignment)
+        entry = graph.values[graph.cuts[number].main]
+        roles = roles_of(column.strategy, graph.classes[graph.layers[number].class_index], entry.batch_dim)
+        strategy = replace(column.strategy, roles=roles)
+        if strategy not in strategies:
+            strategies.append(strategy)
+        assignment += [strategies.index(strategy)] * count
     return StagePlan(first_layer, tuple(devices), mesh, tuple(strategies), tuple(assignment))
 
 
