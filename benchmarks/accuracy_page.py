@@ -113,8 +113,10 @@ WHY = """## Where it is wrong, and why
 - *bigscience-v100* says of itself that equal runs differ by up to 40 %, and is in no fit. What is off most are runs of
   ZeRO 3 with offloading and partitioned activations, which only notes tell of, over Omni-Path: they took about twice
   as long as predicted. Megatron's pipelines there are within the spread.
-- *Mixtures of experts*: equal rows of successive software releases differ by up to 1.8 times; shared experts, latent
-  attention and dense first layers are in no column; biases of experts (gpt-oss) cost a third in bfloat16.
+- *Mixtures of experts*: equal rows of successive software releases differ by up to 1.8 times. What release notes name
+  is predicted (fused experts and graphs of whole steps, from Megatron-Bridge 26.06 on), a model's first recipes aren't.
+  Shared experts, latent attention and dense first layers are in no column; biases of experts (gpt-oss) cost a third in
+  bfloat16. Few wide experts (Grok) are predicted too slow by a tenth.
 - *fms-fsdp*, *torchtitan*: how many blocks are recomputed, compiled or run with asynchronous tensor parallelism is not
   in the columns; one plan of torchtitan's has four times, 17 to 27 s.
 - *Sources* differ by some percent on equal devices, for what no column says. The fit gives each an offset of its own,
@@ -129,8 +131,10 @@ WHY = """## Where it is wrong, and why
 - *ptdp-a100, ZeRO 3*: the paper's baseline on 384 to 2,240 devices is bound by messages, parameters went one by one:
   two of six rows are off by a quarter and by two fifths. Its pipelines are within 10 %.
 - *vtrain*: rows that are missed are predicted too fast, none too slow. Most have tensor parallelism 2 or 4 on 512
-  devices, and are off by amounts that neither sizes, counts nor traffic order; one on 64 devices took twice as long as
-  with half the microbatch.
+  devices, and are off by amounts that neither sizes, counts nor traffic order (one plan is off with microbatches of 2,
+  3 and 4, not with 6 and 12), and that vTrain's rows on one node don't show; one on 64 devices took twice as long as
+  with half the microbatch. A penalty on groups that have some of a node's devices would explain a part, and tensor
+  parallelism beside sharded parameters would no longer pay at 2,048 devices, as others measured.
 - *Products* are priced without what timings say beyond the form of a device's model (`measure/models/beyond.py`): with
   it the worst rows of vTrain are missed by more, and the best plan of a group is found less often.
 - *Memory*: the allocator's cache is in what nvidia-smi shows, and differs from run to run (equal plans of

@@ -9,6 +9,7 @@ wrong.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -57,7 +58,7 @@ def priced(case: Case, framework: str) -> PlanRecord:
 
 
 def main() -> None:
-    """Print one line a case: seconds and tensor bytes of both, and ours over the other's."""
+    """Print a line a case: seconds and tensor bytes of both, and ours over the other's; and milliseconds by kind."""
     titles = ("model", "cluster", "plan", "other", "s", "ours", "", "GB", "ours", "")
     print("{:6} {:14} {:44} {:9} {:>6} {:>6} {:>5}  {:>5} {:>5} {:>5}".format(*titles))
     for case in CASES:
@@ -68,6 +69,13 @@ def main() -> None:
             f"{case.spec.partition(':')[0]:6} {case.cluster:14} {case.config:44} {case.framework:9} {there:6.3f} "
             f"{seconds:6.3f} {seconds / there:5.2f}  {bytes_there:5.1f} {held:5.1f} {held / bytes_there:5.2f}"
         )
+        kinds = (("work", ("compute", "recompute")), ("sent", ("communication",)), ("optimizer", ("optimizer",)))
+        shown = (f"{name} {_ms(other, parts):.0f} and {_ms(ours, parts):.0f} ms" for name, parts in kinds)
+        print(f"{'':22}{', '.join(shown)}")
+
+
+def _ms(record: PlanRecord, kinds: Sequence[str]) -> float:
+    return 1e3 * sum(record.time_by_kind_s.get(kind, 0.0) for kind in kinds)
 
 
 if __name__ == "__main__":

@@ -71,23 +71,25 @@ def block_piece(shape: Dims, layout: Layout, model: DeviceModel) -> Piece:
     inner, shared = shape.heads * shape.head_dim / t, max(1.0, shape.kv_heads / t) * shape.head_dim
     products = [_Product(tokens, inner + 2 * shared, shape.hidden), _Product(tokens, shape.hidden, inner)]
     fed = _feed_forward(shape, layout, tokens)
-    core = _core(shape, layout, model)
+    core, fused = _core(shape, layout, model), _fused_experts(shape, layout, model)
+    feeding = _grouped if shape.experts and not fused else _linear
     forward, backward = (
-        _linear(products, layout, model, backward=turned)
-        + (
-            _grouped(fed, layout, model, backward=turned)
-            if shape.experts
-            else _linear(fed, layout, model, backward=turned)
-        )
+        _linear(products, layout, model, backward=turned) + feeding(fed, layout, model, backward=turned)
         for turned in (False, True)
     )
     beside = _beside(shape, layout, tokens, model) * layout.conventions.passes
-    kernels = layout.conventions.kernels + (12.0 if shape.experts else 0.0)
+    kernels = 0.0 if fused else layout.conventions.kernels + (12.0 if shape.experts else 0.0)
     return Piece(
         forward + core.forward + Local(moved=beside, kernels=kernels),
         backward + core.backward + Local(moved=1.6 * beside, kernels=2 * kernels),
         core.forward,
     )
+
+
+def _fused_experts(shape: Dims, layout: Layout, model: DeviceModel) -> bool:
+    """Whether experts run as one product with all beside it, as any other product does."""
+    narrow = layout.gemm_dtype != layout.compute and model.device.architecture == "blackwell"
+    return bool(shape.experts) and narrow and layout.conventions.fused_experts
 
 
 def _feed_forward(shape: Dims, layout: Layout, tokens: float) -> list[_Product]:
@@ -117,9 +119,9 @@ def _linear(products: list[_Product], layout: Layout, model: DeviceModel, *, bac
 
 
 def _grouped(products: list[_Product], layout: Layout, model: DeviceModel, *, backward: bool) -> Local:
-    """Seconds of the experts' products, whatever their dtype."""
-    alone = _linear(products, layout, model, backward=backward)
-    return Local(grouped=alone.gemm + alone.narrow)
+    """Seconds of the experts' products, whatever their dtype: each by itself, one after the other."""
+    alone = (_linear([_Product(p.m, p.n, p.k)], layout, model, backward=backward) * p.batch for p in products)
+    return Local(grouped=sum(one.gemm + one.narrow for one in alone))
 
 
 def gemm_seconds(products: list[_Product], dtype: str, model: DeviceModel) -> float:
@@ -188,7 +190,7 @@ def _beside(shape: Dims, layout: Layout, tokens: float, model: DeviceModel) -> f
     attention = (6 * inner if shape.positions else 4 * (inner + shared)) + 2 * inner
     rows = tokens * (shape.topk / (t if layout.ep > 1 else 1) if shape.experts else 1)
     width = shape.ffn / (t if not shape.experts or layout.ep <= 1 else 1)
-    active = rows * width * (3 if shape.gated else 2)
+    active = 0.0 if _fused_experts(shape, layout, model) else rows * width * (3 if shape.gated else 2)
     routed = 6 * rows * shape.hidden if shape.experts else 0.0  # permuted, sent, put back
     casts = 1.5 * (whole + active / 2) if layout.gemm_dtype != layout.compute else 0.0
     return size * (residual * whole + attention + active + routed + casts) / model.device.memory_bytes_per_s

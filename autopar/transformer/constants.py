@@ -45,7 +45,7 @@ class Prior:
 PRIORS = (
     Prior("gemm", 1.2, 0.08, by="device"),
     Prior("narrow", 1.0, 0.1, by="device"),
-    Prior("grouped", 1.5, 0.3, by="device"),
+    Prior("grouped", 1.3, 0.3, by="device"),
     Prior("attention", 1.2, 0.15, by="device"),
     Prior("plain_attention", 1.2, 0.2),
     Prior("moved", 1.25, 0.15, by="device"),

@@ -35,7 +35,8 @@ class Conventions:
     parameters take; `link_share`: of a link's rate that these reach. `half_states`: whether parameters, gradients and
     moments all have 16 bits. `extra_state_bytes`: of copies that the optimizer makes a parameter, sharded as its states
     are. `dtensor`: whether DTensor splits tensors. `shows`: which memory its own log shows, `allocated` or `reserved`
-    by torch; all that the device holds where empty.
+    by torch; all that the device holds where empty. `fused_experts`: whether, with narrow dtypes on Blackwell, experts
+    run as one product with their activation and casts in it, and a step is replayed as one graph.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Conventions:
     eager: bool = False
     recompute_alone: str = ""
     hides_backward: bool = False
+    fused_experts: bool = False
 
 
 CLASSIC = Conventions("megatron 2021", False, 22, False, False, 2, 4, False, 0, "none", True)
@@ -93,6 +95,7 @@ TUNED = replace(
     gradient_bytes=2,
     held_gradient_bytes=2,
 )
+TUNED_2026 = replace(TUNED, name="megatron bridge 26.06", fused_experts=True)  # its release notes, 0.5.1
 FSDP = Conventions(
     "fsdp",
     True,

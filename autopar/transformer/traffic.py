@@ -5,7 +5,7 @@ Ranks are laid out as Megatron does: tensor parallel nearest, then context, data
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from math import log2
 
 from autopar.cluster import Cluster, adds_up
@@ -26,14 +26,15 @@ class Wire:
     rounds: float = 0.0
 
     def __add__(self, other: Wire) -> Wire:
-        return Wire(self.inside + other.inside, self.between + other.between, self.rounds + other.rounds)
+        return Wire(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     def __mul__(self, factor: float) -> Wire:
-        return Wire(self.inside * factor, self.between * factor, self.rounds * factor)
+        return Wire(*(getattr(self, f.name) * factor for f in fields(self)))
 
     def dealt(self, how: Conventions) -> Wire:
         """The same bytes as a framework sends parameters: in so many messages, at a share of the links' rates."""
-        return Wire(self.inside / how.link_share, self.between / how.link_share, self.rounds * how.messages)
+        slower = self * (1 / how.link_share)
+        return replace(slower, rounds=self.rounds * how.messages)
 
 
 NO_WIRE = Wire()
@@ -69,7 +70,8 @@ def wire(kind: str, size_bytes: float, ranks: int, stride: int, cluster: Cluster
     if added:
         return Wire(between=between, rounds=2.0)
     around = nodes - 1 + NEAR * (ranks - nodes)
-    return Wire(between=between, rounds=min(around, 4 * log2(nodes)) if kind == "all_reduce" else around)
+    rounds = min(around, 4 * log2(nodes)) if kind == "all_reduce" else around
+    return Wire(between=between, rounds=rounds)
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def traffic(shape: Dims, layout: Layout, cluster: Cluster, model: DeviceModel) -
     ring = wire("all_gather", _keys(shape, layout), layout.cp, layout.tp, cluster, model)
     rows = activation * shape.topk / layout.tp if shape.experts else 0.0
     exchanged = wire("all_to_all", rows, layout.ep, 1, cluster, model)
-    exchanged = Wire(exchanged.inside, exchanged.between * _once_a_node(shape, layout, cluster), exchanged.rounds) * 2.0
+    exchanged = replace(exchanged, between=exchanged.between * _once_a_node(shape, layout, cluster)) * 2.0
     dense, expert = shape.attention_params + shape.hidden, shape.experts * shape.expert_params
     if not shape.experts:
         dense, expert = shape.block_params, 0

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import inf
 from typing import TypeVar
 
 from autopar.cluster import DeviceFile, all_devices
@@ -33,6 +34,9 @@ FRAMEWORKS: Mapping[str, Conventions] = {
     "ddp": layout.FSDP, "deepspeed": layout.DEEPSPEED, "hf trainer deepspeed": layout.DEEPSPEED,
     "zero": layout.DEEPSPEED,
 }  # fmt: skip
+
+EDITIONS: Mapping[str, tuple[float, Conventions]] = {"megatron bridge": (26.06, layout.TUNED_2026)}
+"""Frameworks that do as these conventions say from a version on, which stands behind their name."""
 
 DTYPES: Mapping[str, str] = {
     "bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16", "half": "fp16", "fp32": "fp32",
@@ -145,4 +149,8 @@ def framework_in(text: str) -> Conventions | None:
     if re.search(r"zero ?-?3", text.lower()):
         return layout.DEEPSPEED
     found = longest(re.sub(r"\b(v\d|20\d\d)[-.\d]*", r"\1", text.lower()), FRAMEWORKS)
-    return None if found is None else found[1]
+    if found is None:
+        return None
+    since, newer = EDITIONS.get(found[0], (inf, found[1]))
+    version = re.search(rf"\b{found[0]} v?(\d+\.\d+)", plain(text))
+    return newer if version and float(version[1]) >= since else found[1]

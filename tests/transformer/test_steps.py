@@ -18,12 +18,14 @@ from autopar.errors import ConfigError
 from autopar.formulate.config import ManualConfig
 from autopar.frameworks import layout_of, shape_of, shape_of_spec
 from autopar.rows import STEP_KINDS, read_tables
+from autopar.transformer.calls import Local, block_piece
 from autopar.transformer.constants import Constants, shipped_constants
-from autopar.transformer.layout import CLASSIC, DEEPSPEED, Layout
+from autopar.transformer.layout import CLASSIC, DEEPSPEED, TUNED, TUNED_2026, Conventions, Layout
 from autopar.transformer.memory import block_bytes, kept_bytes, stage_bytes
 from autopar.transformer.step import costs_of, step_time
 from autopar.transformer.traffic import wire
 from autopar.validation.steps import predict_steps
+from autopar.validation.words import framework_in
 
 SHARED = Path(__file__).parents[3] / "shared"
 
@@ -161,6 +163,27 @@ def test_experts_are_held_where_they_are_dealt() -> None:
     )
     experts = 32 * 8 * shape.expert_params
     assert whole.parameters - dealt.parameters == pytest.approx(2 * experts * 7 / 8)
+
+
+def test_fused_experts_are_products_like_any_other() -> None:
+    """From Megatron-Bridge 26.06 on, float8 experts on Blackwell run in one kernel: sooner than one by one, without
+    bytes of activations and casts beside them; before, in bfloat16 and on Hopper all is as ever."""
+    shape = replace(llama_7b(4096), experts=64, topk=2, ffn=2048)
+    plan = replace(layout("dp=8,framework=megatron", "8xb200-180gb", 8), ep=8, compute="bfloat16")
+
+    def forward(how: Conventions, device: str, dtype: str = "float8_e4m3fn") -> Local:
+        return block_piece(shape, replace(plan, conventions=how, gemm_dtype=dtype), _model(device)).forward
+
+    old, new = forward(TUNED, "b200-180gb"), forward(TUNED_2026, "b200-180gb")
+    assert new.grouped == 0
+    assert old.narrow < new.narrow < old.narrow + old.grouped
+    assert (old.moved - new.moved) * _model("b200-180gb").device.memory_bytes_per_s == pytest.approx(
+        2 * 4096 * 2 * 2048 * (3 + 1.5 / 2 * 3)
+    )
+    assert forward(TUNED, "b200-180gb", "bfloat16") == forward(TUNED_2026, "b200-180gb", "bfloat16")
+    assert forward(TUNED, "h100-80gb") == forward(TUNED_2026, "h100-80gb")
+    versions = ("Megatron-Bridge 26.04.01", "Megatron-Bridge 26.06", "Megatron-Bridge 26.08.01", "Megatron-Bridge")
+    assert [framework_in(text) for text in versions] == [TUNED, TUNED_2026, TUNED_2026, TUNED]
 
 
 # --- seconds --------------------------------------------------------------------------------------------------------
