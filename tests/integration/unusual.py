@@ -215,6 +215,22 @@ class Places(nn.Module):
         return loss
 
 
+class Token(nn.Module):
+    """A parameter that is repeated for each sample in front of the blocks, and read behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(1, WIDTH))
+        self.blocks = nn.ModuleList(Mixer() for _ in range(2))
+        self.head = nn.Linear(WIDTH, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        token = self.token.expand(len(x), -1)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x * token).pow(2).mean()  # type: ignore[no-any-return]
+
+
 class OneBatch(nn.Module):
     """Groups the samples of its batch by a number that a trace can't follow."""
 
@@ -245,6 +261,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "experts": (lambda: Odd(Experts), {"x": torch.zeros(2, 4, WIDTH)}),
     "own gradients": (lambda: Odd(Turning), {"x": torch.zeros(2, 4, WIDTH)}),
     "weights of places": (Places, {"x": _x()}),
+    "token": (Token, {"x": _x()}),
     "one batch": (OneBatch, {"x": torch.zeros(16, WIDTH)}),
     "dataclass": (Dataclass, {"x": _x(), "y": _x(4)}),
 }

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from autopar.graph import Cut, Extent, Layer, LayerClass, Op, OpGraph, TensorSpec
 from autopar.trace.flat import BUFFER, INPUT, PARAM, Flat, in_module, rename
+from autopar.trace.layers.copies import last_reader, with_copies
 from autopar.trace.layers.segments import Segment, segments
 from autopar.trace.layers.tails import Owned, moved, owned, with_tails
 
@@ -31,7 +32,7 @@ class _Use:
 def cut_into_layers(flat: Flat) -> OpGraph:
     """Layers, classes (found by digest) and cuts of `flat`; names become local to layers or the model's own."""
     own = owned(flat)
-    flat, parts = with_tails(flat, segments(flat), own)
+    flat, parts = with_copies(*with_tails(flat, segments(flat), own))
     uses = _uses(flat, parts, own)
     names = _public_names(flat, uses)
     classes: dict[str, LayerClass] = {}
@@ -74,7 +75,7 @@ def _all(names: dict[str, str], wanted: Iterable[str]) -> tuple[str, ...]:
 
 def _uses(flat: Flat, parts: list[Segment], own: Owned) -> list[_Use]:
     """The layer of every segment; blocks that stand for another reuse its class."""
-    read_by = _last_reader(flat, parts)
+    read_by = last_reader(flat, parts)
     firsts: dict[int, _Use] = {}
     uses: list[_Use] = []
     for i, part in enumerate(parts):
@@ -86,17 +87,6 @@ def _uses(flat: Flat, parts: list[Segment], own: Owned) -> list[_Use]:
             firsts[part.call.kind] = use
         uses.append(use)
     return uses
-
-
-def _last_reader(flat: Flat, parts: list[Segment]) -> dict[str, int]:
-    """Index of the last segment that reads each value; those the model returns are read after the last."""
-    found: dict[str, int] = {}
-    for i, part in enumerate(parts):
-        names = [n for op in part.ops for n in op.operands]
-        if part.call and not part.call.first:
-            names += part.call.inputs
-        found |= dict.fromkeys(names, i)
-    return found | dict.fromkeys((*flat.outputs, *flat.updates.values()), len(parts))
 
 
 def _layer(flat: Flat, part: Segment, index: int, read_by: dict[str, int], own: Owned, name: str) -> _Use:
