@@ -92,7 +92,8 @@ class Plan:
         Raises InfeasibleError where it doesn't fit the memory there, PlanError where there are too few devices.
         """
         from autopar.formulate.record.recost import recost, require_fit
-        from autopar.ranks import LOCAL, find_cluster, on_rank_0, pricing
+        from autopar.pricing import LOCAL, find_cluster, pricing
+        from autopar.ranks import on_rank_0
 
         where = find_cluster(cluster)
 
@@ -107,7 +108,7 @@ class Plan:
     def changed_from(self, cluster: str, changes: str, profile: str | Path | None = None) -> Plan:
         """This plan, made for a changed `cluster`, with what it takes there as it is among what is assumed."""
         from autopar.formulate.record.recost import recost
-        from autopar.ranks import find_cluster, pricing
+        from autopar.pricing import find_cluster, pricing
 
         with pricing(find_cluster(cluster), profile) as pricer:
             usual_s = recost(self.record, pricer).step_time_s
@@ -228,7 +229,8 @@ def optimize(
 
 def _plan_together(model: nn.Module, example_inputs: Inputs, *, cluster: Cluster | str | Path, **asked: Any) -> Plan:
     """One plan for all ranks of the job, whatever cluster it is made for."""
-    from autopar.ranks import LOCAL, find_cluster, on_rank_0
+    from autopar.pricing import LOCAL, find_cluster
+    from autopar.ranks import on_rank_0
 
     where = find_cluster(cluster)
     if where.name == LOCAL:
@@ -286,7 +288,8 @@ def _priced(
 ) -> Plan:
     """Trace, price and answer; on rank 0 for all ranks where this machine is planned for."""
     from autopar.formulate.planner import Planner
-    from autopar.ranks import LOCAL, on_rank_0, pricing
+    from autopar.pricing import LOCAL, pricing
+    from autopar.ranks import on_rank_0
 
     request, cluster = asked.checked()
 

@@ -44,7 +44,7 @@ class Asked:
 
     def checked(self) -> tuple[Request, Cluster]:
         """The request and its cluster; raises ConfigError with every mistake."""
-        from autopar.ranks import find_cluster
+        from autopar.pricing import find_cluster
 
         mistakes = list(self._mistakes())
         optimizer = _collected(mistakes, lambda: optimizer_name(self.optimizer))

@@ -43,7 +43,7 @@ def scale(
     Of `asked` the cluster doesn't count. Raises ConfigError on bad arguments before anything is traced.
     """
     from autopar.formulate.planner import Planner
-    from autopar.ranks import pricing
+    from autopar.pricing import pricing
 
     clusters = [load_cluster(cluster_name(count, device)) for count in counts]
     requests = [replace(asked, cluster=cluster).checked()[0] for cluster in clusters]

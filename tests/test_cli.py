@@ -78,8 +78,9 @@ def test_start_is_quick_and_without_torch() -> None:
 
 
 def test_torch_free_modules() -> None:
-    """The modules that plans are read and explained with don't load torch."""
-    modules = "autopar, autopar.plan, autopar.report.explain, autopar.cluster, autopar.graph, autopar.engine"
+    """The modules that plans are read and explained with, or others' predicted by, don't load torch."""
+    modules = "autopar.asked, autopar.frameworks, autopar.pricing, "
+    modules += "autopar, autopar.plan, autopar.report.explain, autopar.cluster, autopar.graph, autopar.engine"
     check = f"import sys, autopar.errors, autopar.jobs.run, autopar.rows, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,12 +16,14 @@ from autopar.cost.sampling import Kind, collectives_to_time, group_of, grouped, 
 from autopar.errors import ProfileError
 from autopar.graph import CollectiveKey, OpKey
 from autopar.measure.fit import Curve
+from autopar.measure.hiding import hidden_share
 from autopar.measure.keys import Key
 from autopar.measure.lots import in_lots
-from autopar.measure.overlap import hidden_share
 from autopar.measure.profile import Environment, Profile, Timing
-from autopar.measure.session import Session
 from autopar.measure.store import Store
+
+if TYPE_CHECKING:
+    from autopar.measure.session import Session
 
 Points = dict[Kind, list[tuple[float, float]]]
 

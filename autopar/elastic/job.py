@@ -31,7 +31,8 @@ from autopar.measure.profile import Profile
 from autopar.measure.session import environment_of
 from autopar.measure.store import Store
 from autopar.plan import PlanRecord
-from autopar.ranks import LOCAL, find_cluster, on_rank_0, pricing
+from autopar.pricing import LOCAL, find_cluster, pricing
+from autopar.ranks import on_rank_0
 
 BUILD_S = 10.0
 """Seconds that the first change of plans is taken to need, beside moving what is kept; later ones as measured."""

@@ -14,9 +14,9 @@ from autopar.cost.roofline import RooflinePricer
 from autopar.formulate.planner import Planner
 from autopar.graph import CollectiveKey, OpGraph, OpKey
 from autopar.measure.collectives import fits_job
+from autopar.measure.hiding import COVERED, HIDDEN, overlap_keys
 from autopar.measure.keys import Key
 from autopar.measure.lots import expected_s, in_lots
-from autopar.measure.overlap import COVERED, HIDDEN, overlap_keys
 from autopar.measure.profile import Profile, Timing
 from autopar.measure.session import Session
 from autopar.measure.store import Store

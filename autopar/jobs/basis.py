@@ -12,7 +12,7 @@ def basis(cluster: str, profile: str | None) -> dict[str, str]:
     """
     from autopar import __version__
     from autopar.cluster import load_cluster
-    from autopar.ranks import pricing
+    from autopar.pricing import pricing
 
     try:
         with pricing(load_cluster(cluster), profile) as pricer:

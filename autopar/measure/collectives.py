@@ -10,8 +10,9 @@ import torch.distributed as dist
 
 from autopar.accelerator import is_host
 from autopar.graph import CollectiveKey
+from autopar.measure.hiding import COVERED, HIDDEN
 from autopar.measure.ops import LEAST_REPEATS, MOST_REPEATS, clock_for
-from autopar.measure.overlap import COVERED, HIDDEN, time_both
+from autopar.measure.overlap import time_both
 from autopar.measure.profile import Sample, Timing
 from autopar.shard.collectives import relayout
 from autopar.shard.torch_private import group_named

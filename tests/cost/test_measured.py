@@ -12,8 +12,8 @@ from autopar.cost.roofline import RooflinePricer
 from autopar.cost.sampling import HEAVY_LIMIT, POINTS, collectives_to_time, ops_to_time
 from autopar.errors import ProfileError
 from autopar.graph import CollectiveKey, Operand, OpKey
+from autopar.measure.hiding import overlap_keys
 from autopar.measure.keys import Key
-from autopar.measure.overlap import overlap_keys
 from autopar.measure.profile import Environment, Profile, Sample, Timing
 from autopar.measure.store import Store
 from tests.cost.small import cluster

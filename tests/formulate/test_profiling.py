@@ -14,9 +14,9 @@ from autopar import profiling
 from autopar.errors import ProfileError
 from autopar.formulate.profiling import KINDS, SIZES_BYTES, job_collectives, profile_job
 from autopar.graph import CollectiveKey, Operand, OpKey
+from autopar.measure.hiding import overlap_keys
 from autopar.measure.local import local_cluster
 from autopar.measure.lots import LOT, expected_s, in_lots
-from autopar.measure.overlap import overlap_keys
 from autopar.measure.profile import Profile, Sample, Timing
 from autopar.measure.session import measuring
 from autopar.measure.store import Store

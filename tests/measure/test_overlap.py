@@ -9,7 +9,8 @@ import torch
 
 from autopar.accelerator import standing_in
 from autopar.measure import overlap
-from autopar.measure.overlap import hidden_share, overlap_keys, time_both
+from autopar.measure.hiding import COVERED, HIDDEN, hidden_share, overlap_keys
+from autopar.measure.overlap import time_both
 from tests.standin import StandIn
 
 SENT_S, PRODUCT_S = 8e-3, 1e-3
@@ -59,7 +60,7 @@ def test_what_runs_beside_is_hidden(monkeypatch: pytest.MonkeyPatch, beside: boo
         timings = {key: time_both(key, "", torch.zeros(1, device=device)) for key in overlap_keys(2)}
     assert hidden_share(timings) == pytest.approx(share)
     alone = {key.kind: timing.backward_s for key, timing in timings.items()}
-    assert alone == pytest.approx({overlap.HIDDEN: SENT_S, overlap.COVERED: SENT_S / 2})
+    assert alone == pytest.approx({HIDDEN: SENT_S, COVERED: SENT_S / 2})
 
 
 def test_nothing_timed_says_nothing() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -144,8 +144,13 @@ def test_what_a_block_is_told_in_time() -> None:
     assert len(set(_classes(graph))) == 2
 
 
+_ASIDE: list[Tensor] = []
+
+
 class _Leaving(_Block):
     """Puts a term of the loss where `leave` says."""
+
+    aside: ClassVar[list[Tensor]] = []
 
     def __init__(self, leave: Callable[[nn.Module, Any, Tensor], object]) -> None:
         super().__init__(0, 0.5)
@@ -159,9 +164,12 @@ class _Leaving(_Block):
 class _Collecting(_Chain):
     def forward(self, x: Tensor) -> Tensor:
         terms: list[Tensor] = []
+        _ASIDE.clear()
+        _Leaving.aside.clear()
         for block in self.blocks:
             x = block(x, terms if self.own is None else self.own(terms))
         terms += [term for block in self.blocks if isinstance(term := getattr(block, "term", None), Tensor)]
+        terms += [*_ASIDE, *_Leaving.aside]
         return x.pow(2).mean() + torch.stack(terms).sum()
 
     own: Callable[[list[Tensor]], object] | None = None
@@ -173,8 +181,10 @@ class _Collecting(_Chain):
         (lambda block, _, term: setattr(block, "term", term), None),
         (lambda _, found, term: found.append(term), None),
         (lambda _, found, term: found.terms.append(term), lambda terms: SimpleNamespace(terms=terms)),
+        (lambda block, _, term: type(block).aside.append(term), None),
+        (lambda _block, _, term: _ASIDE.append(term), None),
     ],
-    ids=["on the module", "in a list", "in an object"],
+    ids=["on the module", "in a list", "in an object", "on the class", "in the file"],
 )
 def test_what_blocks_leave_elsewhere(
     leave: Callable[[nn.Module, Any, Tensor], object], own: Callable[[list[Tensor]], object] | None
@@ -183,6 +193,31 @@ def test_what_blocks_leave_elsewhere(
     torch.manual_seed(0)
     model = _Collecting(*(_Leaving(leave) for _ in range(3))).double()
     model.own = own
+    graph = trace(model, (torch.zeros(2, WIDTH, dtype=torch.float64),))
+    x = torch.randn(3, WIDTH, dtype=torch.float64)
+    assert largest_difference(graph, model, {"x": x}, model(x), 3) < 1e-12
+
+
+class _Counting(_Block):
+    """Every other call counts twice, by a number on the class."""
+
+    calls: ClassVar[int] = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        _Counting.calls += 1
+        return super().forward(x) * (1 + _Counting.calls % 2)
+
+
+class _FromTheStart(_Chain):
+    def forward(self, x: Tensor) -> Tensor:
+        _Counting.calls = 0
+        return super().forward(x)
+
+
+def test_a_number_on_the_class() -> None:
+    """Blocks that go by what earlier ones left on their class do other things where it says so."""
+    torch.manual_seed(0)
+    model = _FromTheStart(*(_Counting(i, 0.5) for i in range(4))).double()
     graph = trace(model, (torch.zeros(2, WIDTH, dtype=torch.float64),))
     x = torch.randn(3, WIDTH, dtype=torch.float64)
     assert largest_difference(graph, model, {"x": x}, model(x), 3) < 1e-12

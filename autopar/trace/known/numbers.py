@@ -36,6 +36,11 @@ _ASKING = (
 )  # fmt: skip
 _NUMBERED = (torch.clamp, Tensor.clamp, Tensor.clamp_, torch.clip, Tensor.clip, Tensor.clip_)
 """Calls that ask a tensor without dims among their numbers for its value, beside the trace."""
+_METADATA = frozenset((
+    Tensor.shape.__get__, Tensor.dtype.__get__, Tensor.device.__get__, Tensor.requires_grad.__get__,  # type: ignore[attr-defined]
+    Tensor.is_meta.__get__, Tensor.layout.__get__, Tensor.stride, Tensor.untyped_storage,  # type: ignore[attr-defined]
+))  # fmt: skip
+"""Questions that no value answers."""
 _RANDOM = (torch.rand_like, torch.randn_like, torch.bernoulli, torch.multinomial, torch.empty_like, Tensor.new_empty)
 
 
@@ -50,6 +55,8 @@ class Known(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call `func`, or what stands for it."""
+        if func in _METADATA:
+            return func(*args, **(kwargs or {}))
         kwargs = kwargs or {}
         if func is Tensor.register_hook and args[0].is_meta:
             raise OwnGradientError("a hook may change the gradient of a tensor")

@@ -8,7 +8,7 @@ they read the first is run for all.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from autopar.trace import marker
 from autopar.trace.failure import is_own_bug, reason_of
 from autopar.trace.layers.alike import Frozen, Place, attributes, attributes_at, reads, skeleton
+from autopar.trace.layers.beside import Beside, holders
 from autopar.trace.layers.recording import Recorder, Recording
 from autopar.trace.loss import Root
 from autopar.trace.torch_private import as_if_exporting
@@ -118,7 +119,7 @@ def _record(root: Root, candidates: dict[str, nn.Module], tensors: tuple[Tensor,
     for path, module in candidates.items():
         kin.setdefault((_shape_key(module), skeleton(module), vars(module).get("forward")), []).append(path)
     for paths in kin.values():
-        family = _Kin(recorder)
+        family = _Kin(recorder, holders(candidates[paths[0]]))
         for path in paths:
             candidates[path].forward = family.forward(candidates[path], recordings[path])
     with as_if_exporting(), recorder:
@@ -128,19 +129,21 @@ def _record(root: Root, candidates: dict[str, nn.Module], tensors: tuple[Tensor,
 
 @dataclass(frozen=True)
 class _Known:
-    """A block that was run: what it was given, and what it held at the places that it read."""
+    """A block that was run: what it was given, what it held at the places that it read, and what lay beside it."""
 
     entered: tuple[Any, ...]
     read: frozenset[Place]
     held: Frozen
+    beside: Beside
     recording: Recording
 
 
 class _Kin:
     """Blocks of the same classes and parameters. Of those that are alike when they are called the first is run."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, holders: Sequence[Mapping[str, Any]]) -> None:
         self._recorder = recorder
+        self._holders = holders
         self._known: list[_Known] = []
 
     def forward(self, module: nn.Module, recording: Recording) -> Callable[..., Any]:
@@ -149,9 +152,10 @@ class _Kin:
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             recording.enter(args, kwargs)
-            entered = recording.signature()
+            entered, beside = recording.signature(), Beside(self._holders)
             for known in self._known:
-                if known.entered == entered and attributes_at(module, known.read).facts == known.held.facts:
+                alike = known.entered == entered and known.beside.facts == beside.facts
+                if alike and attributes_at(module, known.read).facts == known.held.facts:
                     return recording.same_as(known.recording)
             before, given = attributes(module), Frozen({"": (args, kwargs)})
             self._recorder.current = recording
@@ -159,10 +163,10 @@ class _Kin:
                 output = original(*args, **kwargs)
             self._recorder.current = None
             left = (attributes(module).facts, Frozen({"": (args, kwargs)}).facts) != (before.facts, given.facts)
-            recording.leave(output, left)
+            recording.leave(output, left or Beside(self._holders).facts != beside.facts)
             if recording.build is not None:
                 places = frozenset(read - {("", "forward")})  # in place of which this function stands
-                self._known.append(_Known(entered, places, attributes_at(module, places), recording))
+                self._known.append(_Known(entered, places, attributes_at(module, places), beside, recording))
             return output
 
         return forward
