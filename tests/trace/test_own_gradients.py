@@ -71,7 +71,23 @@ def _hooked(x: Tensor) -> Tensor:
     return x
 
 
-@pytest.mark.parametrize(("function", "why"), [(Reversed.apply, "Reversed"), (_hooked, "hook")])
+class BoundRoot(torch.autograd.Function):
+    """A root of what may be negative in a trial, with a gradient that stays below a bound."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sqrt()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] / (4 * ctx.saved_tensors[0]).clamp(min=1e-6).sqrt()
+
+
+OTHERS = [(Reversed.apply, "Reversed"), (_hooked, "hook"), (BoundRoot.apply, "BoundRoot")]
+
+
+@pytest.mark.parametrize(("function", "why"), OTHERS)
 def test_others_are_refused_where_nothing_stands_for_them(function: Any, why: str) -> None:
     """In the model's own forward they are an error that names them and the remedy, never a wrong gradient."""
     with pytest.raises(TraceError, match=rf"Calls.*{why}.*submodule of its own"):
