@@ -81,7 +81,9 @@ class BoundRoot(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0] / (4 * ctx.saved_tensors[0]).clamp(min=1e-6).sqrt()
+        (x,) = ctx.saved_tensors
+        slope: Tensor = (4 * x).clamp(min=1e-6).rsqrt()
+        return gradients[0] * slope
 
 
 OTHERS = [(Reversed.apply, "Reversed"), (_hooked, "hook"), (BoundRoot.apply, "BoundRoot")]
