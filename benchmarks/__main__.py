@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks import byte_limits, emission, emit, local_steps, planners, search_time, two_ways
+from benchmarks import byte_limits, emission, emit, local_steps, planners, search_time, three_axes, two_ways
 
-for benchmark in (search_time, planners, two_ways, local_steps, emit, emission, byte_limits):
+for benchmark in (search_time, three_axes, planners, two_ways, local_steps, emit, emission, byte_limits):
     print(f"# {benchmark.__name__}", flush=True)
     benchmark.main()
     print(flush=True)
