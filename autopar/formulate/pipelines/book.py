@@ -331,12 +331,17 @@ class StageBook:
         problem = self._problem(chunks, holdings, seam, limit_bytes)
         key = tuple(tuple(self.units.slices(self.chains.runs, c.first, c.end)) for c in chunks)
         ends = (chunks[0].first == 0, chunks[-1].end == len(self.units))
-        known = (key, ends, seam, problem.backwards, limit_bytes)
+        known = (key, ends, self._told(chunks, seam), problem.backwards, limit_bytes)
         solution, below_s = self._solved.get(known, (None, 0.0))
         if solution is None or (not solution.walks and cutoff_s > below_s):
             solution = solve_stack(problem, StackOptions(RELATIVE_GAP, None, cutoff_s, want_peak=False))
             self._solved[known] = solution, cutoff_s
         return self._plan(chunks, seam, solution, problem) if solution.walks else None
+
+    def _told(self, chunks: Sequence[Chunk], seam: Seam) -> Seam:
+        """What of a seam matters to chunks: no tie where none of their layers has what is tied."""
+        runs = {index for c in chunks for index, _ in self.units.slices(self.chains.runs, c.first, c.end)}
+        return seam if any(c.tie >= 0 for index in runs for c in self.columns[index]) else replace(seam, tie=-1)
 
     def least_peak(self, chunks: Sequence[Chunk], holdings: Sequence[Holding], seam: Seam) -> float:
         """The smallest peak at which the chunks can be run; inf where states forbid it."""

@@ -27,6 +27,9 @@ from autopar.schedules import SPLIT
 CANDIDATES = 24
 """Partitions simulated at most for one seam."""
 
+NEWTON_STEPS, NEAR, STEEP = 2, 0.999, 0.1
+"""Steps to the work at which a path is as long as a cutoff; over which share its slope is taken, and the least of it."""
+
 Cuts = tuple[int, ...]
 
 
@@ -210,14 +213,22 @@ class PipelineScenario:
 
     def _fixed_bound(self, cuts: Cuts, ranges: Sequence[Ranges], in_flight: Sequence[int]) -> float:
         """The longest of the paths of all groups."""
+        return float(self._fixed_paths(cuts, ranges, self._loads(cuts, ranges, in_flight)).max())
+
+    def _loads(self, cuts: Cuts, ranges: Sequence[Ranges], in_flight: Sequence[int]) -> Floats:
+        """(groups,): least seconds of work of each group."""
+        loads = [
+            own.joint_load(chunks, [in_flight[s] for s in self.shape.stages_of(g)])
+            for g, (own, chunks) in enumerate(zip(ranges, self._chunks(cuts), strict=True))
+        ]
+        return np.array(loads)
+
+    def _fixed_paths(self, cuts: Cuts, ranges: Sequence[Ranges], loads: Floats) -> Floats:
+        """(groups,): the longest path of each group, which works for `loads` (groups,)."""
         shape = self.shape
         of_group = np.array([shape.stages_of(g) for g in range(shape.groups)])
         starts, ends = np.array(cuts)[of_group], np.array(cuts)[of_group + 1]
-        loads, passes = np.empty(shape.groups), np.empty(shape.groups)
-        for g, own in enumerate(ranges):
-            chunks = [Chunk(a, b) for a, b in zip(starts[g].tolist(), ends[g].tolist(), strict=True)]
-            loads[g] = own.joint_load(chunks, [in_flight[s] for s in of_group[g].tolist()])
-            passes[g] = own.passes_s[starts[g], ends[g]].sum()
+        passes = np.array([own.passes_s[a, b].sum() for own, a, b in zip(ranges, starts, ends, strict=True)])
         each = [
             _joined([own.least.of(a, b) for own, a, b in zip(ranges, starts[:, c], ends[:, c], strict=True)])
             for c in range(shape.chunks)
@@ -227,7 +238,20 @@ class PipelineScenario:
         for g, own in enumerate(ranges):
             spans[of_group[g]] = self._span(own, starts[g], ends[g])
         before = np.concatenate([[0.0], np.cumsum(spans)])[of_group[:, 0]]
-        return float(max(paths.alone.max(), (before + paths.behind).max()))
+        return np.maximum(paths.alone, before + paths.behind)
+
+    def _most_work(self, cuts: Cuts, cutoff_s: float) -> Floats:
+        """(groups,): seconds of work at which a group's path is as long as the cutoff, or a bit more.
+
+        Paths are convex in the work: steps along their slopes from above (Newton's) stay above.
+        """
+        ranges = [book.ranges for book in self.books]
+        loads = np.full(self.shape.groups, cutoff_s)
+        for _ in range(NEWTON_STEPS if np.isfinite(cutoff_s) else 0):
+            paths, less = (self._fixed_paths(cuts, ranges, loads * share) for share in (1.0, NEAR))
+            slopes = np.maximum((paths - less) / (loads * (1 - NEAR)), STEEP)
+            loads = loads - np.maximum(paths - cutoff_s, 0.0) / slopes
+        return loads
 
     def _least(self, ranges: Sequence[Ranges]) -> LeastPasses:
         """Of passes up to each unit, on the devices that suit it best."""
@@ -284,13 +308,16 @@ class PipelineScenario:
         return min(found, default=(np.inf, 0))
 
     def _at_cuts(self, cuts: Cuts, seam: Seam, cutoff_s: float) -> SolvedPipeline | None:
-        plans: list[GroupPlan] = []
-        for g, chunks in enumerate(self._chunks(cuts)):
-            plan = self._solved(g, chunks, seam, cutoff_s)
+        """The fastest plan with stages cut so; groups that promise least to have one come first."""
+        plans: dict[int, GroupPlan] = {}
+        chunks, most_s = self._chunks(cuts), self._most_work(cuts, cutoff_s)
+        loads = self._loads(cuts, [book.ranges for book in self.books], fullest(self.shape))
+        for g in np.argsort(-loads / np.where(np.isfinite(most_s), most_s, 1.0), kind="stable").tolist():
+            plan = self._solved(g, chunks[g], seam, float(most_s[g]))
             if plan is None:
                 return None
-            plans.append(plan)
-        return self._simulated(plans, seam)
+            plans[g] = plan
+        return self._simulated([plans[g] for g in range(self.shape.groups)], seam)
 
     def _chunks(self, cuts: Cuts) -> list[tuple[Chunk, ...]]:
         """Chunks of each group."""
