@@ -28,7 +28,7 @@ CANDIDATES = 24
 """Partitions simulated at most for one seam."""
 
 NEWTON_STEPS, NEAR, STEEP = 2, 0.999, 0.1
-"""Steps to the work at which a path is as long as a cutoff; over which share its slope is taken, and the least of it."""
+"""Steps to the work at which a path is as long as a cutoff; the share over which its slope is taken; the least slope."""
 
 Cuts = tuple[int, ...]
 
@@ -238,7 +238,8 @@ class PipelineScenario:
         for g, own in enumerate(ranges):
             spans[of_group[g]] = self._span(own, starts[g], ends[g])
         before = np.concatenate([[0.0], np.cumsum(spans)])[of_group[:, 0]]
-        return np.maximum(paths.alone, before + paths.behind)
+        longest: Floats = np.maximum(paths.alone, before + paths.behind)
+        return longest
 
     def _most_work(self, cuts: Cuts, cutoff_s: float) -> Floats:
         """(groups,): seconds of work at which a group's path is as long as the cutoff, or a bit more.
@@ -249,6 +250,8 @@ class PipelineScenario:
         loads = np.full(self.shape.groups, cutoff_s)
         for _ in range(NEWTON_STEPS if np.isfinite(cutoff_s) else 0):
             paths, less = (self._fixed_paths(cuts, ranges, loads * share) for share in (1.0, NEAR))
+            if not np.isfinite(paths).all():
+                break
             slopes = np.maximum((paths - less) / (loads * (1 - NEAR)), STEEP)
             loads = loads - np.maximum(paths - cutoff_s, 0.0) / slopes
         return loads
