@@ -28,7 +28,7 @@ CANDIDATES = 24
 """Partitions simulated at most for one seam."""
 
 NEWTON_STEPS, NEAR, STEEP = 2, 0.999, 0.1
-"""Steps to the work at which a path is as long as a cutoff; the share over which its slope is taken; the least slope."""
+"""Steps to the work at which a path is as long as a cutoff; the share over which slopes are taken; the least slope."""
 
 Cuts = tuple[int, ...]
 
