@@ -177,7 +177,12 @@ def _collectives(row: Mapping[str, str], device: DeviceFile) -> Reading:
     source = row.get("source", "")
     there = f"{where} {row['link']}"
     named = f"{software(source)} {_last(source)}" if "/" in source else software(source)
-    sizes = {"bytes": moved, "closed_s": closed_s, "link_s": closed_seconds(kind, moved, int(ranks), peak)}
+    sizes = {
+        "bytes": moved,
+        "ranks": ranks,
+        "closed_s": closed_s,
+        "link_s": closed_seconds(kind, moved, int(ranks), peak),
+    }
     variants = (f"{there}@{source.lower()}", f"{there}@{named}", there, where)
     return kind, "", variants, sizes, moved >= 2**20 and nodes == 1
 

@@ -15,7 +15,7 @@ from autopar.measure.models.fits import Fits
 from autopar.rows import Table
 from autopar.validation.baseline import baseline_s
 from autopar.validation.calls import Call, Skipped, base_device, known_device, read_calls
-from autopar.validation.profiled import MEASURED_ERROR, PROFILED_ERROR, ProfiledModel, profiled, same_call
+from autopar.validation.profiled import MEASURED_ERROR, ProfiledModel, profiled, same_call
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _predict_device(on_device: ProfiledModel, calls: Sequence[Call]) -> list[Pre
             if timed_s := on_device.timed.get(same_call(call)):
                 found.append(_with_errors(call, timed_s, "measured", MEASURED_ERROR))
             elif group in on_device.residuals:
-                found.append(_with_errors(call, predicted_s, "fitted", PROFILED_ERROR))
+                found.append(_with_errors(call, predicted_s, "fitted", on_device.residuals[group].error))
             else:
                 found.append(_with_errors(call, predicted_s, known.source, known.error))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from autopar.architecture import ARCHITECTURES, distance
 from autopar.cluster import find_device
+from autopar.measure.models.covariance import Covariance, Where, learned
 from autopar.measure.models.device import DeviceModel, Other, device_model
 from autopar.measure.models.fits import FORMS, Fit, Fits, read_fits, shipped_fits, write_fits
 from autopar.measure.models.form import FASTER, Array, Form, Hardware
@@ -51,30 +53,35 @@ def test_scales_are_inverse(form: Form) -> None:
     assert form.values(form.plain(form.start())) == pytest.approx(form.start())
 
 
+def calls(places: Array, labels: Sequence[Sequence[str]], ways: Array | None = None) -> Where:
+    """Calls at these places, with these labels."""
+    return Where(places, np.array(labels), np.zeros((len(places), 0)) if ways is None else ways)
+
+
 def test_residual_tells_variants_apart() -> None:
     """Two kernels, one 20 % slow and one 10 % fast, are each put right at sizes that were not timed."""
     rng = np.random.default_rng(0)
     places, labels = rng.uniform(0, 10, (120, 3)), np.array(["slow", "fast"] * 60)
     beyond = np.where(labels == "slow", 0.2, -0.1) + rng.normal(0, 0.02, 120)
-    residual = Residual.through(places, labels[:, None], beyond)
+    residual = Residual.through(calls(places, [[label] for label in labels]), beyond)
     there = rng.uniform(0, 10, (50, 3))
-    assert residual.at(there, np.array([["slow"]] * 50)) == pytest.approx(np.full(50, 0.2), abs=0.04)
-    assert residual.at(there, np.array([["fast"]] * 50)) == pytest.approx(np.full(50, -0.1), abs=0.04)
+    assert residual.at(calls(there, [["slow"]] * 50)) == pytest.approx(np.full(50, 0.2), abs=0.04)
+    assert residual.at(calls(there, [["fast"]] * 50)) == pytest.approx(np.full(50, -0.1), abs=0.04)
 
 
 def test_residual_of_noise_is_small() -> None:
     """From noise alone nothing is learnt: what is predicted elsewhere is a fraction of the noise."""
     rng = np.random.default_rng(0)
-    residual = Residual.through(rng.uniform(0, 10, (150, 3)), np.array([["x"]] * 150), rng.normal(0, 0.05, 150))
-    assert np.abs(residual.at(rng.uniform(0, 10, (80, 3)), np.array([["x"]] * 80))).mean() < 0.02
+    residual = Residual.through(calls(rng.uniform(0, 10, (150, 3)), [["x"]] * 150), rng.normal(0, 0.05, 150))
+    assert np.abs(residual.at(calls(rng.uniform(0, 10, (80, 3)), [["x"]] * 80))).mean() < 0.02
 
 
 def test_residual_goes_by_the_usual_time() -> None:
     """Where every tenth timing took 1.7 times as long, 5 % in the mean, half of that at most is predicted."""
     rng = np.random.default_rng(0)
-    places, labels = rng.uniform(0, 10, (150, 3)), np.array([["x"]] * 150)
+    places, labels = rng.uniform(0, 10, (150, 3)), [["x"]] * 150
     beyond = 0.1 + rng.normal(0, 0.02, 150) + np.where(np.arange(150) % 10 == 0, np.log(1.7), 0.0)
-    there = Residual.through(places, labels, beyond).at(rng.uniform(0, 10, (50, 3)), labels[:50])
+    there = Residual.through(calls(places, labels), beyond).at(calls(rng.uniform(0, 10, (50, 3)), labels[:50]))
     assert there.mean() == pytest.approx(0.1, abs=0.027)
 
 
@@ -83,11 +90,43 @@ def test_residual_of_a_variant_helps_those_that_share_its_wider_ones() -> None:
     rng = np.random.default_rng(0)
     labels = np.array([["a1", "a"], ["a2", "a"], ["b1", "b"]] * 30)
     beyond = np.where(labels[:, 1] == "a", 0.3, -0.3) + rng.normal(0, 0.02, 90)
-    residual = Residual.through(rng.uniform(0, 10, (90, 2)), labels, beyond)
+    residual = Residual.through(calls(rng.uniform(0, 10, (90, 2)), labels.tolist()), beyond)
     there = rng.uniform(0, 10, (20, 2))
-    new = residual.at(there, np.array([["a3", "a"]] * 20)).mean()
+    new = residual.at(calls(there, [["a3", "a"]] * 20)).mean()
     assert 0.1 < new < 0.35
-    assert residual.at(there, np.array([["b2", "b"]] * 20)).mean() < -0.1
+    assert residual.at(calls(there, [["b2", "b"]] * 20)).mean() < -0.1
+
+
+def test_residual_follows_the_device_that_is_alike() -> None:
+    """Of two devices' ways over sizes, wild ones, 25 timings tell whose it is, and how near elsewhere one comes."""
+    rng = np.random.default_rng(0)
+    places, ways = rng.uniform(0, 10, (125, 3)), rng.normal(0, 0.3, (125, 2))
+    timed = ways[:, 1] + rng.normal(0, 0.02, 125)
+    known = Residual.through(calls(places[:25], [["x"]] * 25, ways[:25]), timed[:25])
+    missed = np.abs(timed[25:] - known.at(calls(places[25:], [["x"]] * 100, ways[25:]))).mean()
+    assert missed < 0.1 * np.abs(timed).mean()
+    assert known.error == pytest.approx(missed, rel=0.3)
+
+
+def test_timings_that_foretell_nothing_change_nothing() -> None:
+    """Of five timings that scatter about what was expected nothing is made."""
+    places = np.array([[1.0], [2.0], [3.0], [4.0], [5.0]])
+    residual = Residual.through(calls(places, [["x"]] * 5), np.array([0.2, -0.2, 0.2, -0.2, 0.01]))
+    assert not residual.says_something
+    assert residual.at(calls(places, [["x"]] * 5)).tolist() == [0.0] * 5
+
+
+def test_covariance_is_the_likeliest() -> None:
+    """Noise, and variance over reach, are found again from timings drawn of them; and that a feature says nothing."""
+    rng = np.random.default_rng(0)
+    where = calls(rng.uniform(0, 10, (200, 2)), [["a"], ["b"]] * 100)
+    apart = np.abs(where.places[:, None, 0] - where.places[None, :, 0])
+    truth = 0.3**2 * np.exp(-apart / 4) + np.diag(np.full(200, 0.02**2))
+    expected = Covariance.expected(where)
+    found = learned(expected, where, np.linalg.cholesky(truth) @ rng.normal(size=200), np.ones(200), expected)
+    assert np.exp(found.noise) == pytest.approx(0.02, rel=0.5)
+    assert np.exp(2 * found.spread).sum() / np.exp(found.reach[0]) == pytest.approx(0.3**2 / 4, rel=0.5)
+    assert found.reach[1] > found.reach[0] + 1
 
 
 def test_polynomial_finds_what_the_form_misses() -> None:

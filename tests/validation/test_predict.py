@@ -85,6 +85,20 @@ def test_profiled_rows_put_a_device_right(tmp_path: Path) -> None:
     assert {(row.source, row.ape) for row in predict([timed], [timed])} == {("measured", 0.0)}
 
 
+def test_a_version_apart_from_all_others_is_known_by_three_rows(tmp_path: Path) -> None:
+    """A library whose newest version is six times as fast as ten others is met to a quarter between its three rows."""
+
+    def line(version: int, bytes_: int, rate: float) -> str:
+        return f"l40s,pcie4,all_reduce,4,1,{bytes_},{30 + bytes_ / rate * 1e6:.3f},suite/library-1.{version}/kernel"
+
+    columns = "gpu,link,collective,n_ranks,n_nodes,bytes,time_us,source"
+    slow = [line(version, 2**size, 5e9) for version in range(10) for size in range(20, 28)]
+    timed = table(tmp_path, columns, *slow, *(line(10, 2**size, 3e10) for size in (20, 23, 26)))
+    asked = table(tmp_path, columns, *(line(10, 2**size, 3e10) for size in (21, 22, 24, 25)), name="asked.csv")
+    errors = [row.ape for row in predict([asked], [timed], ["l40s"])]
+    assert max(error for error in errors if error is not None) < 0.25
+
+
 @pytest.mark.parametrize(
     ("source", "name"),
     [

@@ -106,6 +106,10 @@ class DeviceModel:
             self._known[key] = self._find(FORMS[family], dtype, variants)
         return self._known[key]
 
+    def knows(self, family: str, dtype: str, variant: str) -> bool:
+        """Whether constants of just this variant are known, of this device or of others."""
+        return bool(self.own.find(family, dtype, variant) or self._elsewhere(family, dtype, (variant,)))
+
     def _find(self, form: Form, dtype: str, variants: Sequence[str]) -> Known:
         if fit := self._own(form.family, dtype, variants):
             return Known(np.array(fit.constants), np.array(fit.beyond), "fitted", fit.error)
@@ -120,6 +124,14 @@ class DeviceModel:
             if self.few and self._elsewhere(family, dtype, (variant,)):
                 return None
         return None
+
+    def elsewhere(self, family: str, sizes: Sizes, dtype: str, variants: Sequence[str]) -> Array:
+        """Seconds of calls here by the constants of each other device, shape (calls, others); NaN where it has none."""
+        form, hardware = FORMS[family], self.hardware(dtype)
+        fits = [other.fits.nearest(family, dtype, variants) for other in self.others]
+        none = np.full(len(next(iter(sizes.values()))), np.nan)
+        columns = [form.priced(np.array(f.constants), np.array(f.beyond), sizes, hardware) if f else none for f in fits]
+        return np.stack(columns, axis=1) if columns else none[:, None][:, :0]
 
     def _elsewhere(self, family: str, dtype: str, variants: Sequence[str]) -> list[tuple[Other, Fit]]:
         carried = [v for v in variants if not any(mark in v for mark in OWN_ONLY)]
