@@ -98,7 +98,8 @@ class Covariance:
 
     def _ways(self, where: Where) -> Array:
         away = np.clip(where.ways - self.centre, -FURTHEST, FURTHEST)
-        return away * (WAYS / np.sqrt(max(1, len(self.centre))))
+        spread: Array = away * (WAYS / np.sqrt(max(1, len(self.centre))))
+        return spread
 
     def between(self, pairs: Pairs) -> Array:
         """Covariance of calls, without noise."""
@@ -107,7 +108,8 @@ class Covariance:
         return result
 
     def _apart(self, pairs: Pairs) -> Array:
-        return np.sqrt(_weighed(-self.reach, pairs.squares))
+        apart: Array = np.sqrt(_weighed(-self.reach, pairs.squares))
+        return apart
 
     def slopes(self, pairs: Pairs, by_entry: Array, noisier: Array) -> list[Array | float]:
         """Derivatives by level, spread, reach and noise of what has the derivatives `by_entry` by the covariance."""

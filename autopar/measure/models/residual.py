@@ -71,13 +71,14 @@ class Residual:
 def _noise(covariance: Covariance, where: Where, logarithms: Array) -> tuple[Array, Array]:
     """How many times the usual variance of noise each timing has, and the inverse of their covariance then."""
     alike, usual = covariance.between(covariance.pairs(where, where)), covariance.noise_variance
-    noisier = np.ones(len(where))
+    noisier: Array = np.ones(len(where))
     for _ in range(ROUNDS):
         inverse = np.linalg.inv(alike + np.diag(usual * noisier))
         open_ = 1 / np.diag(inverse)  # variance by all the others
         missed = (inverse @ logarithms * open_) ** 2
         noisier = np.maximum(1.0, missed / (ODD**2 * np.maximum(open_ - usual * (noisier - 1), 1e-12)))
-    return noisier, np.linalg.inv(alike + np.diag(usual * noisier))
+    found: Array = np.asarray(np.linalg.inv(alike + np.diag(usual * noisier)), dtype=np.float64)
+    return noisier, found
 
 
 def _missed(where: Where, inverse: Array, weights: Array) -> float:
