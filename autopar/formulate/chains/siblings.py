@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 FIRST, RUN, WHOLE = 1, 2, 3
 """Ever better bounds, each dearer than the one before."""
-ROUNDS, WHOLE_ROUNDS = 3, 2
+ROUNDS, WHOLE_ROUNDS = 5, 3
 """How often prices of bytes are chosen anew, for the longest run and for all."""
 NEAR = 1.05
 """Siblings that promise this many times the seconds of the one asked for are bounded with it."""
