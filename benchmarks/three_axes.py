@@ -20,8 +20,7 @@ from autopar.formulate.searched import Searched, searched
 from autopar.formulate.space import Space
 from autopar.plan import POLICIES, Request
 from autopar.trace import load_model, trace
-
-LLAMA_8B = "llama:layers=32,hidden=4096,heads=32,kv_heads=8,ffn=14336,vocab=128256"
+from benchmarks.search_time import LLAMA_8B
 
 
 class Block(nn.Module):
@@ -85,7 +84,7 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("8B, 128k tokens, 64 H100", LLAMA_8B, 1 << 17, "8x8xh100-80gb", 4),
+    Case("8B, 128k tokens, 64 H100", LLAMA_8B.format(layers=32), 1 << 17, "8x8xh100-80gb", 4),
     Case("experts, 64 H100, one stage", "", 4096, "8x8xh100-80gb", 64, ("exclude=pp",)),
 )
 

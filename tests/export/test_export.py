@@ -117,6 +117,7 @@ def test_deepspeed_batch_adds_up() -> None:
         (torchtitan.settings, "dp=8,zero=2,recompute=full:3", ("full recomputation of 3 of 4",)),
         (megatron.settings, "dp=8,layers=0-1:zero=1", ("blocks.2, blocks.3: split as dp=8 tp=1 cp=1 zero=0",)),
         (deepspeed.settings, "dp=4,tp=2,sp=1,recompute=selective", ("no sequence", "selective")),
+        (megatron.settings, "dp=8,zero=1,zero_group=2", ("zero_group=2",)),
     ],
 )
 def test_what_does_not_fit_is_named(settings: Callable[[Recipe], Any], text: str, words: tuple[str, ...]) -> None:
@@ -126,6 +127,16 @@ def test_what_does_not_fit_is_named(settings: Callable[[Recipe], Any], text: str
     mistakes = caught.value.mistakes
     assert len(mistakes) == len(words)
     assert all(any(word in mistake for mistake in mistakes) for word in words)
+
+
+def test_split_experts_are_refused() -> None:
+    """A plan whose mesh splits experts is no other framework's, which is said whatever else there is."""
+    record = written("dp=8")
+    (stage,) = record.stages
+    dealt = tuple(replace(strategy, roles=("batch+experts",)) for strategy in stage.strategies)
+    mistakes = read(replace(record, stages=(replace(stage, strategies=dealt),))).mistakes
+    assert [m for m in mistakes if m.startswith("experts are split")]
+    assert not any("experts" in m for m in read(record).mistakes)
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from autopar.formulate.chains.columns import Budget, Column
 from autopar.formulate.chains.known import Known
 from autopar.formulate.config import ManualConfig, parse_constraints
 from autopar.formulate.pipelines.book import Chunk, Seam, StageBook
+from autopar.formulate.pipelines.scenario import PipelineScenario
 from autopar.formulate.pipelines.space import Pipelines
 from autopar.formulate.pipelines.stages import Units, balanced_cuts, even_cuts
 from autopar.graph import CollectiveKey
@@ -162,6 +163,37 @@ def test_stages_against_brute_force(share: float | None) -> None:
             assert found.step_time_s <= best * (1 + 2e-3)
             assert max(scenario.first_bound_s(), scenario.bound_s()) <= best * (1 + 1e-9)
             assert scenario.quick_bound_s() <= best
+
+
+@pytest.mark.parametrize("model", ["gpt", "tied"])
+def test_cutoffs_leave_what_is_below_them(model: str) -> None:
+    """Groups given no more work than a cutoff leaves them make the plan that is found without one, just below it; and
+    work beyond that makes a path as long as the cutoff."""
+    free = planner(model, "1x2xa100-80gb", 8, None, ("pp=2",))
+    limit = int(free.plan().peak_tensor_bytes * 0.8)
+    asked = parse_constraints(["pp=2", "microbatch_size=1"])
+
+    def scenarios() -> list[PipelineScenario]:
+        maker = planner(model, "1x2xa100-80gb", 8, limit, ("pp=2",))
+        budget = Budget(maker.limit_bytes, POLICIES[maker.request.dtype], maker.request.optimizer)
+        return list(Pipelines(maker.graph, maker.pricer, 8, budget, Known(maker.pricer)).searched(2, asked))
+
+    cut = 0
+    for scenario, again in zip(scenarios(), scenarios(), strict=True):
+        found = scenario.solve()
+        if found is None:
+            continue
+        near = again.solve(found.step_time_s * (1 + 1e-6))
+        assert near is not None
+        assert near.step_time_s == pytest.approx(found.step_time_s)
+        assert again.solve(found.step_time_s * (1 - 1e-6)) is None
+        ranges, cutoff_s = [book.ranges for book in scenario.books], found.step_time_s
+        for cuts in scenario._tried or (even_cuts(len(scenario.book.units), scenario.shape.stages),):
+            most = scenario._most_work(cuts, cutoff_s)
+            paths = scenario._fixed_paths(cuts, ranges, most)
+            assert (paths >= cutoff_s * (1 - 1e-9))[most < cutoff_s].all()
+            cut += int((most < cutoff_s).sum())
+    assert cut
 
 
 def _brute_force(book: StageBook, shape: Shape, limit: int) -> float:

@@ -1,7 +1,7 @@
 """Tables of one layer in all modes, for several settings over one mesh at once.
 
-ZeRO shards over the data axes, which the state at the entry has: states with equal data axes are solved together, each
-in the modes that make sense for them.
+ZeRO shards over the data axes, which the state at the entry has: states with equal data axes can be in the same modes.
+Those of all states are solved together where tables are small, else those of each such set by itself.
 """
 
 from __future__ import annotations
