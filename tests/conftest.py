@@ -10,10 +10,12 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.examples import THOROUGH
 from tests.pool import Pool
 
 # Times vary on a busy machine: they say nothing of the code.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("thorough", settings.get_profile("busy"), max_examples=THOROUGH)
 settings.load_profile("busy")
 
 

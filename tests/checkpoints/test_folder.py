@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.checkpoint import state_dict_saver
@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from autopar.checkpoints import Checkpoints
 from autopar.errors import EmitError
 from tests.checkpoints.runs import OPTIMIZERS, assert_equal, case, load_and_save, loaded_plainly, plans_of, run_and_save
+from tests.examples import examples
 from tests.pool import Pool
 
 
@@ -48,7 +49,7 @@ def test_between_plans(pool: Pool, name: str, plans: tuple[str, str], background
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(30, suppress=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_between_any_plans(pool: Pool, data: st.DataObject) -> None:
     """The same for pairs of plans, models and optimizers drawn at random."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.engine.eliminate import eliminate
@@ -12,6 +12,7 @@ from autopar.engine.errors import ProblemError, TooWide
 from autopar.engine.exhaustive import labelling_cost, minimum_table
 from autopar.engine.label_graph import Costs, LabelGraph
 from autopar.engine.label_ilp import best_labelling
+from tests.examples import examples
 
 
 @st.composite
@@ -36,7 +37,7 @@ def label_graphs(draw: st.DrawFn) -> LabelGraph:
     return LabelGraph(sizes, unary, pair, keep)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(label_graphs())
 def test_elimination_equals_brute_force(graph: LabelGraph) -> None:
     """The table is the minimum for every scenario and kept labelling, and decoding reaches it."""
@@ -49,7 +50,7 @@ def test_elimination_equals_brute_force(graph: LabelGraph) -> None:
         assert labelling_cost(graph, k, labels) == pytest.approx(solved.table[(k, *kept)])
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(label_graphs())
 def test_integer_program_equals_elimination(graph: LabelGraph) -> None:
     """Both solvers agree on the least cost over all kept labels, and the program's labels reach it."""

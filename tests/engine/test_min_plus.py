@@ -5,13 +5,14 @@ from __future__ import annotations
 from itertools import pairwise, product
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.engine.min_plus import cheapest_ways
+from tests.examples import examples
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.integers(0, 2**32), st.lists(st.integers(1, 3), min_size=1, max_size=2), st.integers(1, 3))
 def test_cheapest_ways_under_many_weightings(seed: int, counts: list[int], states: int) -> None:
     """Under each weighting the total is the least over all sequences of states, and the way told costs just that."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import product
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.engine.eliminate import eliminate
@@ -14,12 +14,13 @@ from autopar.engine.exhaustive import labelling_cost
 from autopar.engine.label_graph import Costs, LabelGraph
 from autopar.engine.near import near_labellings
 from tests.engine.test_labels import label_graphs
+from tests.examples import examples
 
 Figures = tuple[float, ...]
 """Seconds, static bytes and activation bytes of a labelling."""
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(label_graphs(), st.integers(0, 4))
 def test_all_that_are_near(graph: LabelGraph, slack: int) -> None:
     """Just the labellings within the slack, each with what it costs above the least."""
@@ -75,7 +76,7 @@ def priced(graphs: tuple[LabelGraph, LabelGraph, LabelGraph], prices: tuple[floa
     return replace(seconds, unary=unary, pair=pair)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(measured_graphs())
 def test_pareto_front_of_a_layer(graphs: tuple[LabelGraph, LabelGraph, LabelGraph]) -> None:
     """The labellings near the cheapest hold the whole front of seconds, static and activation bytes that trying all

@@ -6,7 +6,7 @@ from itertools import combinations, islice, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.engine.partition import bound_s, least_step_s, partitions
@@ -23,7 +23,6 @@ def _bound(loads: Floats, spans: Floats, cuts: tuple[int, ...]) -> float:
     return most
 
 
-@settings(deadline=None)
 @given(st.integers(1, 2), st.integers(1, 4), st.integers(1, 7), st.integers(0, 2**32))
 def test_all_partitions_in_order(ways: int, stages: int, units: int, seed: int) -> None:
     """Every partition comes once, the bounds are those of the definition and never fall."""

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.engine.errors import ProblemError
@@ -27,6 +27,7 @@ from autopar.engine.stack_problem import (
     moment_bytes,
     objective_s,
 )
+from tests.examples import examples
 
 
 def random_choices(rng: np.random.Generator, count: int, states: int, ties: int) -> Choices:
@@ -103,7 +104,7 @@ def check_against_brute_force(problem: StackProblem) -> None:
         assert solution.lower_bound_s <= optimum.objective_s * (1 + 1e-12)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(stack_problems())
 def test_equals_brute_force(problem: StackProblem) -> None:
     """Answers are those of trying everything."""
@@ -111,14 +112,14 @@ def test_equals_brute_force(problem: StackProblem) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=600, deadline=None)
+@examples(600)
 @given(stack_problems())
 def test_six_hundred_equal_brute_force(problem: StackProblem) -> None:
     """The same of 600 problems."""
     check_against_brute_force(problem)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(stack_problems())
 def test_listed_flows_equal_the_integer_program(problem: StackProblem) -> None:
     """Where the flows near the bound are listed, the fastest that fits takes as long as the integer program's."""

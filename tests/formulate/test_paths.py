@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.cells import refusal
@@ -43,7 +43,6 @@ def _longest(shape: Shape, forward: Seconds, backward: Seconds, weight: Seconds,
 SECONDS = st.lists(st.floats(0.1, 9.0), min_size=8, max_size=8)
 
 
-@settings(deadline=None)
 @given(st.sampled_from(sorted(CHUNKS)), st.integers(2, 4), st.integers(1, 12), SECONDS, SECONDS, st.floats(0.0, 1.0))
 def test_no_path_is_longer_than_the_step(
     schedule: str, groups: int, count: int, forward: list[float], backward: list[float], share: float

@@ -6,11 +6,12 @@ from math import prod
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.trace.capture import trace
 from autopar.verify import verify
+from tests.examples import examples
 from tests.integration.random_models import LOSSES, STEPS, Recipe, example, random_plan
 from tests.pool import Pool
 
@@ -41,7 +42,7 @@ def differs(pool: Pool, case: Case) -> None:
     assert max(report["loss_difference"], report["gradient"]["value"]) < 1e-9, report
 
 
-@settings(max_examples=6, derandomize=True)
+@examples(6, derandomize=True)
 @given(CASES)
 def test_some_random_models_are_exact(pool: Pool, case: Case) -> None:
     """Loss and gradients are those of one device; uneven lengths, heads, widths and batches are among them."""
@@ -49,7 +50,7 @@ def test_some_random_models_are_exact(pool: Pool, case: Case) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=150)
+@examples(150)
 @given(CASES)
 def test_random_models_are_exact(pool: Pool, case: Case) -> None:
     """As above, of many."""

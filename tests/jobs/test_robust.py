@@ -17,6 +17,7 @@ from autopar.choices import DTYPES, OBJECTIVES, OPTIMIZERS
 from autopar.errors import ConfigError, InfeasibleError
 from autopar.jobs.points import Point, read_jobs
 from autopar.jobs.work import solve
+from tests.examples import examples
 
 Data = dict[str, dict[str, Any]]
 DEVICES = ("a100-80gb", "h100", "t4-16gb", "mi300x-192gb", "v100-32gb", "xeon-8480")
@@ -159,7 +160,7 @@ numbers = st.sets(st.integers(0, len(MISTAKES) - 1), min_size=1, max_size=6)
 numbers_there = st.sets(st.integers(0, len(CLUSTER_MISTAKES) - 1), max_size=3)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(jobs(), clusters(), numbers, numbers_there)
 def test_every_mistake_is_named(job: Data, cluster: dict[str, Any], wrong: set[int], wrong_there: set[int]) -> None:
     """Files with several mistakes: all are named at once."""
@@ -167,14 +168,14 @@ def test_every_mistake_is_named(job: Data, cluster: dict[str, Any], wrong: set[i
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
+@examples(200)
 @given(jobs(), clusters(), numbers, numbers_there)
 def test_every_mistake_of_many_files(job: Data, cluster: dict[str, Any], wrong: set[int], there: set[int]) -> None:
     """The same of 200 pairs of files."""
     check_mistakes(job, cluster, wrong, there)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     st.one_of(st.text(max_size=60), st.sampled_from(["model = 3", "[model]", "[[model]]\nspec = 1", "[model.spec]"]))
 )
@@ -226,7 +227,7 @@ def test_a_plan_or_a_proven_no(job: Data, cluster: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
+@examples(200)
 @given(jobs(), st.one_of(clusters(), mixed_clusters()))
 def test_two_hundred_plans(job: Data, cluster: dict[str, Any]) -> None:
     """The same of 200 pairs of files."""

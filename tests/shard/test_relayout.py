@@ -7,12 +7,13 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.graph import BROADCAST, PARTIAL, REPLICATE, Layout, layout_text, parse_layout
 from autopar.shard.program import Move
 from autopar.shard.relayout import LOCAL_MOVES, after, find_path, gradient_layout, held_layout, plan_moves
+from tests.examples import examples
 from tests.shard.simulated import Shards, distribute, mistakes, run_move
 
 PLACEMENTS = st.sampled_from([0, 1, 2, REPLICATE, PARTIAL, BROADCAST])
@@ -33,7 +34,7 @@ def moved(moves: tuple[Move, ...], shards: Shards, sizes: tuple[int, ...]) -> Sh
     return shards
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(changes(), st.tuples(*[st.integers(1, 24)] * 3), st.integers(0, 1 << 30))
 def test_moves_are_right_on_simulated_ranks(
     change: tuple[tuple[int, ...], Layout, Layout], lengths: tuple[int, ...], seed: int
@@ -140,7 +141,7 @@ def test_paths_send_the_least_bytes_on_two_axes() -> None:
             assert sent <= least_traffic(source, target) + 1e-9, (source, target)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(changes())
 def test_paths_are_short_and_deterministic(change: tuple[tuple[int, ...], Layout, Layout]) -> None:
     """No more than two moves an axis, none at all between equal layouts, and text round-trips."""

@@ -6,13 +6,14 @@ from math import prod
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from autopar.graph import Extent, TensorSpec
 from autopar.shard.factors import OpRule
 from autopar.shard.notation import bind, parse
 from autopar.shard.views import view_line
+from tests.examples import examples
 
 
 def _rule(source: tuple[Extent, ...], target: tuple[Extent, ...]) -> OpRule:
@@ -45,7 +46,7 @@ _shapes = st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=4).map
 
 
 @given(source=_shapes, target=_shapes, ways=st.sampled_from([2, 3, 4]))
-@settings(max_examples=400, deadline=None)
+@examples(400)
 def test_offers_all_legal_splits_and_no_other(source: tuple[int, ...], target: tuple[int, ...], ways: int) -> None:
     """For any two shapes of equal size the offered dim pairs are those found by trying every pair."""
     filled = (*target, prod(source) // prod(target)) if prod(source) % prod(target) == 0 else target

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -14,6 +14,7 @@ from autopar.plan import LayerStrategy
 from autopar.shard.lower import lower
 from autopar.shard.relayout import gradient_layout
 from autopar.shard.rules import assignments, rule_for
+from tests.examples import examples
 from tests.pool import Pool
 from tests.shard.interpreter import Mesh, make_op, run, run_whole
 from tests.shard.transformer import spec
@@ -87,7 +88,7 @@ def _is_right(mesh: Mesh, case: Case) -> bool:
     return made.allclose(truth) and gradient.allclose(weight.reshape(whole.shape))
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(6, suppress=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), sizes=st.sampled_from(sorted(DEVICES)))
 def test_views_of_any_length_in_any_layout(pool: Pool, data: st.DataObject, sizes: tuple[int, ...]) -> None:
     """Six times twenty random views, splits and changes of layout in front and behind: value and gradient, exactly."""

@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.cli.main import _run
@@ -19,6 +19,7 @@ from autopar.validation.public_models import MODELS
 from autopar.validation.steps import PredictedStep, ReadRow, predict_steps, read_rows
 from autopar.validation.summaries import LEAST_PLANS, summary
 from autopar.validation.words import Zero, device_in, framework_in, zero_in
+from tests.examples import examples
 
 ROW = {
     "row_id": "a", "source_id": "lab", "model_name": "llama", "arch": "llama", "layers": "32", "hidden": "4096",
@@ -123,7 +124,7 @@ BESIDE = (
 """Columns that `ROW` leaves empty."""
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.dictionaries(st.sampled_from((*ROW, *BESIDE)), ODD, max_size=6))
 def test_odd_rows_are_refused_in_words(change: dict[str, str]) -> None:
     """Several odd columns at once: finite figures that JSON can hold, or a reason that was written for it.
