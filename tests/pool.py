@@ -24,6 +24,8 @@ from typing import Any
 
 GRACE_S = 3.0
 """How long the other ranks may take to finish or fail once one has failed."""
+START_S = 300.0
+"""How long new ranks may take until they can be given a task, imports on a busy machine included."""
 GROUP_TIMEOUT = timedelta(minutes=5)
 
 
@@ -101,6 +103,7 @@ class Pool:
         if self._store is None:
             os.environ.setdefault("OMP_NUM_THREADS", "1")
             self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+        old = len(self._ranks)
         while len(self._ranks) < world_size:
             index = len(self._ranks)
             ours, theirs = self._context.Pipe()
@@ -109,6 +112,11 @@ class Pool:
             process.start()
             theirs.close()
             self._ranks.append(Rank(process, ours, log))
+        for rank in self._ranks[old:]:  # so that no task pays for the start
+            if not rank.connection.poll(START_S):
+                self.close()
+                raise RankError(f"a rank had not started after {START_S:g} s")
+            rank.connection.recv_bytes()
 
     def _collect(self, world_size: int, timeout_s: float) -> list[Any]:
         deadline = time.monotonic() + timeout_s
@@ -168,6 +176,7 @@ def _serve(index: int, port: int, connection: Connection, log: Path) -> None:
         faulthandler.enable(out, all_threads=False)
         faulthandler.register(signal.SIGUSR1, out, all_threads=False)
         torch.set_num_threads(1)
+        connection.send_bytes(b"started")
         while True:
             try:
                 message = connection.recv_bytes()
