@@ -134,15 +134,21 @@ WHY = """## Where it is wrong, and why
   devices, and are off by amounts that neither sizes, counts nor traffic order (one plan is off with microbatches of 2,
   3 and 4, not with 6 and 12), and that vTrain's rows on one node don't show; one on 64 devices took twice as long as
   with half the microbatch. A penalty on groups that have some of a node's devices would explain a part, and tensor
-  parallelism beside sharded parameters would no longer pay at 2,048 devices, as others measured.
+  parallelism beside sharded parameters would no longer pay at 2,048 devices, as others measured. With
+  sums alone 1.5 to 4 times as long, p90 of vTrain's and PTD-P's rows together falls from 17 to 14 or 15 % and no
+  further; from 3 times on regret grows from 1.4 to 2.4 %.
 - *Products* are priced without what timings say beyond the form of a device's model (`measure/models/beyond.py`): with
   it the worst rows of vTrain are missed by more, and the best plan of a group is found less often.
 - *Memory*: the allocator's cache is in what nvidia-smi shows, and differs from run to run (equal plans of
-  bigscience-v100: 31 to 34 GB). *litgpt*: TinyLlama on one device is within 2 %, but the page says of runs on four
-  devices that they were on one, samples are shorter than the sequence printed, and Llama 3.2 3B and Phi 3 took less
-  (16.5 and 17 GB) than weights, gradients and AdamW's moments of 16 bits, with which the recipes run, Phi 3 less than
-  its own LoRA (19.8 GB): these two are called infeasible. *Megatron's pipelines* of Llama 3 8B on A100 are predicted to
-  hold 16 to 21 % more than was shown of devices that aren't named. Qwen1.5-MoE's expert
-  parallelism isn't printed, Paddle's 13B with full recomputation holds as much a microbatch as without any.
+  bigscience-v100: 31 to 34 GB). *Megatron's pipelines* of Llama 3 8B on A100 are predicted to hold 16 to 21 % more than
+  was shown of devices that aren't named.
+- *litgpt*: TinyLlama on one device is within 2 %. Rows of four devices are of machines that have them: by its recipes
+  TinyLlama ran on one, Phi 2 and StableLM on two. Samples are shorter than the sequence printed. Of Llama 3.2 1B and 3B
+  and Phi 3 on one device the page prints 8.7, 16.5 and 17.0 GB, less than weights, gradients and AdamW's moments of 16
+  bits, with which the recipes run (12, 29 and 31 GB), Phi 3 less than its own LoRA (19.8 GB). The latter two are called
+  infeasible, as nothing that is said of them fits their 24 GB; that an optimizer has no states is assumed of no row.
+- *flagperf, memory*: scripts and configurations of four rows say other than their tables. The model called Qwen1.5-MoE
+  has 8 experts of 5,504 instead of 60 of 1,408, half as many parameters; Paddle's Llama 13B in a pipeline recomputes
+  nothing; Llama 2 70B in float32 recomputes the core of attention only.
 - *Feasible* is judged with full recomputation where a row doesn't say how much is recomputed.
 """

@@ -36,7 +36,10 @@ class Conventions:
     moments all have 16 bits. `extra_state_bytes`: of copies that the optimizer makes a parameter, sharded as its states
     are. `dtensor`: whether DTensor splits tensors. `shows`: which memory its own log shows, `allocated` or `reserved`
     by torch; all that the device holds where empty. `fused_experts`: whether, with narrow dtypes on Blackwell, experts
-    run as one product with their activation and casts in it, and a step is replayed as one graph.
+    run as one product with their activation and casts in it, and a step is replayed as one graph. `keeps_sent`: whether
+    what a pipeline's stage has sent stays until its backward pass. `whole_gradients`: whether ZeRO 3 leaves gradients
+    whole on each rank while those of several microbatches add up. `usual_batch`: sequences of a step where a plan
+    doesn't say, 0 for one microbatch a rank. `unties`: whether the head has weights of its own whatever the model says.
     """
 
     name: str
@@ -66,9 +69,15 @@ class Conventions:
     recompute_alone: str = ""
     hides_backward: bool = False
     fused_experts: bool = False
+    keeps_sent: bool = False
+    whole_gradients: bool = False
+    usual_batch: int = 0
+    unties: bool = False
 
 
-CLASSIC = Conventions("megatron 2021", False, 22, False, False, 2, 4, False, 0, "none", True)
+CLASSIC = Conventions(
+    "megatron 2021", False, 22, False, False, 2, 4, False, 0, "none", True, keeps_sent=True
+)  # its schedules.py, before `deallocate_output_tensor`
 CLASSIC_ZERO = replace(CLASSIC, name="megatron deepspeed", held_gradient_bytes=2)
 MODERN = Conventions(
     "megatron core",
@@ -112,12 +121,21 @@ FSDP = Conventions(
     whole_batch=True,
     dtensor=True,
     eager=True,
+    keeps_sent=True,  # torch/distributed/pipelining/stage.py, `fwd_cache`
 )
 COMPILED = replace(FSDP, name="fsdp compiled", kernels=12, passes=0.8, eager=False)
 TORCHTITAN = replace(COMPILED, name="torchtitan", recompute="selective", keeps=0.93, shows="reserved")  # metrics.py
 TORCHTITAN_2025 = replace(TORCHTITAN, lean_loss=True)
 LITGPT = replace(
-    FSDP, name="litgpt", recompute="full", half_states=True, shows="allocated", recompute_alone="none"
+    FSDP,
+    name="litgpt",
+    recompute="full",
+    half_states=True,
+    shows="allocated",
+    recompute_alone="none",
+    whole_gradients=True,  # `no_backward_sync`, of which torch's FSDP says so
+    usual_batch=64,  # args.py
+    unties=True,  # `tie_embeddings` is refused
 )  # finetune/full.py
 TUNED_FSDP = replace(COMPILED, name="automodel", library_attention=True)
 DEEPSPEED = Conventions(
@@ -137,11 +155,25 @@ DEEPSPEED = Conventions(
     keeps=1.15,
     link_share=0.4,
     eager=True,
+    keeps_sent=True,  # runtime/pipe/engine.py, `pipe_buffers`
 )  # fmt: skip
 PADDLE = Conventions("paddle", True, 26, False, False, 2, 2, False, 1, "none", passes=1.3, messages=2)
 INTERNEVO = Conventions(
-    "internevo", True, 20, False, True, 2, 2, False, 1, "none", passes=1.3, messages=30, extra_state_bytes=10
-)
+    "internevo",
+    True,
+    20,
+    False,
+    True,
+    2,
+    2,
+    False,
+    1,
+    "none",
+    passes=1.3,
+    messages=30,
+    extra_state_bytes=10,
+    keeps_sent=True,
+)  # core/scheduler/pipeline_scheduler.py, `output_objs`
 GALVATRON = replace(MODERN, name="galvatron", zero=3, passes=1.5, keeps=1.9, whole_batch=True)
 
 

@@ -86,7 +86,9 @@ def stage_bytes(shape: Dims, layout: Layout, group: int) -> Bytes:
     parameters, gradients, optimizer, gathered = _states(shape, layout, dense, expert)
     kept, whole = kept_bytes(shape, layout), block_bytes(shape, layout)
     states = saved_states(layout, group)
-    activations = max(sum(n * k for n, k in zip(mine, state, strict=True)) for state in states) * kept
+    sent = _sent_bytes(shape, layout)
+    each = [n * kept + (sent if s + 1 < len(blocks) else 0.0) for n, s in zip(mine, stages, strict=True)]
+    activations = max(sum(n * k for n, k in zip(each, state, strict=True)) for state in states)
     logits = _logits(shape, layout) if last else 0.0
     rerun = whole if kept < whole else 0.0
     joined = (
@@ -119,12 +121,11 @@ def _states(shape: Dims, layout: Layout, dense: float, expert: float) -> tuple[f
     width = layout.width
     if policy.half_states:
         spread = sharded if layout.zero == 3 else whole
-        return (
-            2.0 * spread,
-            2.0 * spread,
-            layout.state_bytes / 2 * sharded,
-            4.0 * (whole - spread) / max(1, shape.layers),
-        )
+        adds_up = policy.whole_gradients and layout.num_microbatches > 1
+        gathered = 4.0 * (whole - spread) / max(1, shape.layers)
+        if layout.zero == 3:  # the outermost unit is gathered from its forward to its backward pass
+            gathered += 2.0 * (1 if shape.tied else 2) * shape.embedding_params / layout.tp
+        return 2.0 * spread, 2.0 * (whole if adds_up else spread), layout.state_bytes / 2 * sharded, gathered
     if layout.zero == 3:
         block = shape.block_params / layout.tp / (layout.expert_ways if shape.experts else 1)
         gathered = max(2 * block * width, shape.embedding_params / layout.tp * width) + block * policy.gradient_bytes
@@ -136,6 +137,13 @@ def _states(shape: Dims, layout: Layout, dense: float, expert: float) -> tuple[f
     held = max(width, layout.of_gradients(policy.held_gradient_bytes))
     gradients = held * (sharded if layout.zero == 2 else whole)
     return width * whole, gradients, (layout.state_bytes + master + policy.extra_state_bytes) * sharded, 0.0
+
+
+def _sent_bytes(shape: Dims, layout: Layout) -> float:
+    """Bytes of a microbatch that a stage has sent and keeps for the backward pass."""
+    if not layout.conventions.keeps_sent:
+        return 0.0
+    return layout.width * local_tokens(shape, layout) * shape.hidden / (layout.tp if layout.sequence else 1)
 
 
 def _made_in_step(layout: Layout, gradients: float) -> float:

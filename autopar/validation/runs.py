@@ -117,7 +117,7 @@ def read_run(row: Mapping[str, str]) -> Run:
     if conventions is None:
         conventions = MODERN
         reader.say(f"framework={MODERN.name}")
-    shape = _shape(reader)
+    shape = _shape(reader, conventions)
     layout, batch = _layout(reader, shape, device, conventions)
     return Run(shape, layout, _cluster(reader, device, layout), device, batch, tuple(reader.assumed))
 
@@ -125,7 +125,7 @@ def read_run(row: Mapping[str, str]) -> Run:
 # --- the model ------------------------------------------------------------------------------------------------------
 
 
-def _shape(reader: _Reader) -> Dims:
+def _shape(reader: _Reader, conventions: Conventions) -> Dims:
     arch = reader.text("arch").lower()
     if "mamba" in arch or "hybrid" in arch:
         raise ConfigError(f"arch={arch!r}: only decoders whose blocks are all attention and feed-forward")
@@ -143,13 +143,20 @@ def _shape(reader: _Reader) -> Dims:
         ffn=reader.number("ffn_hidden", third if gated else 4 * hidden),
         vocab=reader.number("vocab", PADDED_GPT2 if gpt else LLAMA_VOCAB),
         seq=reader.number("seq_len", 2048), gated=gated,
-        tied=reader.flag("tied_embeddings", gpt), bias=gpt, positions=gpt,
+        tied=_tied(reader, conventions, gpt), bias=gpt, positions=gpt,
         experts=experts if experts > 1 else 0, topk=reader.number("topk", 2) if experts > 1 else 0,
     )  # fmt: skip
     least = min(found.kv_heads, found.head_dim, found.ffn, found.vocab, found.seq, found.topk or not found.experts)
     if least < 1:
         raise ConfigError(f"kv_heads, head_dim, ffn_hidden, vocab, seq_len and topk must be at least 1: {found}")
     return found
+
+
+def _tied(reader: _Reader, conventions: Conventions, usual: bool) -> bool:
+    if conventions.unties and not reader.text("tied_embeddings"):
+        reader.say("tied_embeddings=0 (the framework's)")
+        return False
+    return reader.flag("tied_embeddings", usual)
 
 
 def _head_dim(reader: _Reader, hidden: int, heads: int) -> int:
@@ -187,7 +194,8 @@ def _layout(reader: _Reader, shape: Dims, device: DeviceFile, conventions: Conve
     local = (decimal(reader.text("global_batch_seqs")) or 0) / dp
     usual = int(local // pp) if conventions.whole_batch and local >= pp else 1
     size = max(1, reader.number("micro_batch", usual))
-    batch = reader.number("global_batch_seqs", dp * size * 4 if pp > 1 else dp * size) or dp * size
+    counted = max(conventions.usual_batch // (dp * size), 4 if pp > 1 else 1)
+    batch = reader.number("global_batch_seqs", dp * size * counted) or dp * size
     if batch < dp:
         raise ConfigError(f"global_batch_seqs={batch} is less than dp={dp}")
     count = max(1, round(batch / (dp * size)))
