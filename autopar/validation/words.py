@@ -32,7 +32,9 @@ FRAMEWORKS: Mapping[str, Conventions] = {
     "paxml": layout.COMPILED, "jax": layout.COMPILED, "litgpt": layout.LITGPT, "lightning": layout.FSDP,
     "accelerate": layout.FSDP, "llm foundry": layout.FSDP, "composer": layout.FSDP, "hf trainer": layout.FSDP,
     "ddp": layout.FSDP, "deepspeed": layout.DEEPSPEED, "hf trainer deepspeed": layout.DEEPSPEED,
-    "zero": layout.DEEPSPEED,
+    "zero": layout.DEEPSPEED, "torchtune": layout.FSDP, "axolotl": layout.FSDP, "llama factory": layout.FSDP,
+    "unsloth": layout.FSDP, "trl": layout.FSDP, "transformers": layout.FSDP, "xtuner": layout.FSDP,
+    "vescale": layout.FSDP, "primus": layout.MODERN, "mindspeed": layout.MODERN,
 }  # fmt: skip
 
 EDITIONS: Mapping[str, tuple[float, Conventions]] = {"megatron bridge": (26.06, layout.TUNED_2026)}
@@ -57,7 +59,8 @@ RECOMPUTES: Mapping[str, str] = {
     "none": "none", "off": "none", "no": "none", "0": "none", "false": "none", "selective": "selective",
     "full": "full", "block": "full", "uniform": "full", "1": "full", "true": "full", "yes": "full", "all": "full",
     "checkpointing": "full", "checkpoint": "full", "ac": "full",
-    "selective op": "selective", "core attention": "selective",
+    "selective op": "selective", "core attention": "selective", "core attn": "selective", "moe act": "selective",
+    "layernorm": "selective", "mla up proj": "selective",
 }  # fmt: skip
 
 Value = TypeVar("Value")
