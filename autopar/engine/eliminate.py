@@ -142,7 +142,11 @@ class _Read:
 
 @dataclass(frozen=True, eq=False)
 class _Minimum:
-    """One minimum over a variable: of unary costs `single` and factors `reads`; it makes a factor of `shape`."""
+    """One minimum over a variable: of unary costs `single` and factors `reads`; it makes a factor of `shape`.
+
+    Neighbours whose labels none of the factors tell apart are not in `shape`: a hub of many that have no choice would
+    else ask for more dims than numpy's arrays have.
+    """
 
     size: int
     single: tuple[int, ...]
@@ -321,7 +325,8 @@ def _minimum(variable: int, size: int, factors: Sequence[int], shapes: Sequence[
     """The minimum over `variable` of the sum of `factors`, over its neighbours."""
     mine = [shapes[i] for i in factors]
     joint = {n: _joint_classes(n, mine, 0) for n in _neighbours(variable, mine)}
-    scope = tuple(sorted(joint, key=lambda n: (len(joint[n][1]), n)))
+    told_apart = [n for n in joint if len(joint[n][1]) > 1]
+    scope = tuple(sorted(told_apart, key=lambda n: (len(joint[n][1]), n)))
     classes, first = _joint_classes(variable, mine, size)
     order = np.argsort(classes, kind="stable")
     starts = np.searchsorted(classes[order], np.arange(len(first)))
@@ -333,9 +338,10 @@ def _minimum(variable: int, size: int, factors: Sequence[int], shapes: Sequence[
 
 def _read(variable: int, factor: int, shape: Shape, scope: Scope, picks: dict[int, Labels]) -> _Read:
     inner = [v for v in scope if v in shape.scope]
-    axes = (shape.scope.index(variable) + 1, 0, *(shape.scope.index(v) + 1 for v in inner))
+    of_one_entry = [v for v in shape.scope if v not in (variable, *inner)]
+    axes = (shape.scope.index(variable) + 1, 0, *(shape.scope.index(v) + 1 for v in (*inner, *of_one_entry)))
     rows = [None if v < 0 else shape.map_of(v)[picks[v]] for v in (variable, -1, *inner)]
-    whole = [shape.entries[axis - 1] if axis else 0 for axis in axes]
+    whole = [shape.entries[axis - 1] if axis else 0 for axis in axes[: len(rows)]]
     wanted = tuple(
         None if r is None or (len(r) == n and (r == np.arange(n)).all()) else r
         for r, n in zip(rows, whole, strict=True)

@@ -68,6 +68,13 @@ def test_integer_program_with_kept_labels() -> None:
     assert [best_labelling(graph, 0, (label,)).cost for label in (0, 1)] == pytest.approx([6.0, 3.0])
 
 
+def test_a_hub_of_many_without_a_choice() -> None:
+    """A variable tied to 80 that have one label each costs the least of the sums of its rows."""
+    tables = np.random.default_rng(0).random((80, 3, 1))
+    graph = LabelGraph((3, *[1] * 80), {}, {(0, i + 1): t[None] for i, t in enumerate(tables)}, keep=(1,))
+    assert eliminate(graph).table[0] == pytest.approx(tables.sum(axis=0).min())
+
+
 def test_long_chain_is_exact() -> None:
     """A chain of 40 variables equals the product of its min-plus matrices."""
     rng = np.random.default_rng(0)
