@@ -46,6 +46,12 @@ def write_through_views(x: Tensor) -> Tensor:
     return out + turned.transpose(1, 2) * row.unsqueeze(1)
 
 
+def write_to_a_view_made_contiguous(x: Tensor) -> Tensor:
+    out = (x * 2).transpose(1, 2).contiguous()
+    out[:, 0] += 1.0
+    return out.transpose(1, 2)
+
+
 def numbers(x: Tensor) -> Tensor:
     scale = torch.tensor([[1.0, 2.0], [3.0, 0.5]], dtype=x.dtype, device=x.device)
     return x[:, [-1], :] * scale.flatten().repeat(2) + x[:, [1, 1, 0]].sum(1, keepdim=True)
@@ -92,6 +98,7 @@ def length_as_a_number(x: Tensor) -> Tensor:
 WAYS = [
     write_to_slices,
     write_through_views,
+    write_to_a_view_made_contiguous,
     numbers,
     numbers_as_limits,
     ask_what_is_known,

@@ -82,7 +82,7 @@ class Writes:
 
     def _last_read_below(self, name: str, but: _View | None = None) -> int:
         """Position of the last reader of a value or of any view of it other than `but`."""
-        below = (self._last_read_below(n) for n, view in self._views.items() if view.parent == name and view != but)
+        below = (self._last_read_below(n, but) for n, v in self._views.items() if v.parent == name and v != but)
         return max([self._last_read.get(name, -1), *below])
 
     def _again(self, view: _View, names: dict[str, str]) -> Op:
