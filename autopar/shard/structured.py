@@ -282,9 +282,14 @@ def grid_sampler(site: Site) -> str:
     return f"b c {image}, b {image} _ -> b c {image}"
 
 
-def weight_norm(site: Site) -> str:
-    """Weights scaled to the lengths in the second operand: slices along a dim are each on their own."""
-    dim = int(site.argument(2, "dim", 0)) % site.rank
+def weight_norm(site: Site) -> str | None:
+    """Weights scaled to the lengths in the second operand: slices along a dim are each on their own.
+
+    None where there is one length for all, which torch writes as dim -1.
+    """
+    dim = int(site.argument(2, "dim", 0))
+    if dim < 0:
+        return None
     whole = term(site.rank, {*range(site.rank)} - {dim})
     return f"{whole}, {whole} -> {whole} | d{dim}!"
 

@@ -51,7 +51,8 @@ MATRICES = "inverse linalg_inv linalg_cholesky linalg_matrix_exp matrix_exp"
 
 LINEAR_OPS = """
     _to_copy _unsafe_view alias broadcast_to clone contiguous expand expand_as flatten mean neg permute reshape select
-    slice split split_with_sizes chunk squeeze sum t to transpose mT tril triu unbind unflatten unsqueeze view
+    slice split split_with_sizes chunk squeeze sum t to transpose mT mH adjoint tril triu unbind unflatten
+    unsqueeze view
 """
 """Ops linear in their only tensor operand, whatever their other arguments."""
 
@@ -90,7 +91,7 @@ RULES: dict[str, str | LineMaker] = {
     **{f"aten.{name}": make.pointwise for name in POINTWISE.split()},
     **dict.fromkeys(("aten.max.other", "aten.min.other"), make.pointwise),
     **{f"aten.{name}": make.view for name in VIEWS.split()},
-    **dict.fromkeys(("aten.t", "aten.mT", "aten.transpose"), make.transpose),
+    **dict.fromkeys(("aten.t", "aten.mT", "aten.mH", "aten.adjoint", "aten.transpose"), make.transpose),
     "aten.permute": make.permute,
     "aten.sum": make.summed(),
     "aten.mean": make.summed("mean"),

@@ -174,6 +174,7 @@ def test_cross_entropy_communication() -> None:
         ("aten.cross_entropy_loss.default", [_spec(B, 10), _spec(B, 10)], ()),
         ("aten.conv2d.default", [_spec(4, 8, 8), _spec(4, 4, 3, 3)], (None, 1, 1)),
         ("aten.instance_norm.default", [_spec(B, 4, 8), *[_spec(4)] * 2], (None, None, Ref("x1"), Ref("x2"), False)),
+        ("aten._weight_norm.default", [_spec(6, 4), _spec()], (-1,)),
         ("other.unknown.default", [_spec(B, 10)], ()),
     ],
 )
