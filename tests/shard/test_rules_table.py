@@ -6,7 +6,8 @@ import torch
 
 from autopar.shard.check import capture
 from autopar.shard.rules import rule_for
-from autopar.shard.table import RULES
+from autopar.shard.table import POINTWISE, RULES
+from autopar.trace.apart import is_pointwise
 from tests.shard import test_rules_images, test_rules_places, test_rules_pointwise, test_rules_sharded
 
 TRIED = [
@@ -34,6 +35,22 @@ def test_every_rule_is_tried() -> None:
     """Each key of the table serves a call that is run sharded against whole, forward and backward."""
     ours = {key for key in RULES if not key.startswith("autopar_tests.")}
     assert ours - {_key(target if "." in target else f"{target}.") for target, *_ in TRIED} == ELSEWHERE.keys()
+
+
+def test_elementwise_rules_keep_samples_apart() -> None:
+    """What the table takes for elementwise, the judgement of whether the batch may be split in time does, too."""
+    overloads = {name: getattr(torch.ops.aten, name).overloads() for name in POINTWISE.split()}
+    missing = {name for name, each in overloads.items() if not any(is_pointwise(f"aten.{name}.{o}") for o in each)}
+    assert missing <= {
+        "alias",
+        "contiguous",
+        "expand",
+        "lift",
+        "lift_fresh_copy",
+        "broadcast_to",
+        "resolve_conj",
+        "resolve_neg",
+    }
 
 
 def test_keys_name_operators() -> None:
