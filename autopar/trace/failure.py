@@ -22,6 +22,7 @@ _RUNS_THE_MODEL = ("loss.py", "decoder.py", "numbers.py", "instead.py", "standin
 _CALLS_THE_MODEL = ("forward", "read", "_run")
 """Functions of other files that do."""
 _TORCH = str(Path(torch.__file__).parent)
+_MODULE = nn.Module._call_impl.__code__.co_filename
 
 
 def trace_error(model: nn.Module, error: BaseException) -> TraceError:
@@ -71,7 +72,8 @@ def module_of(error: BaseException) -> str:
         return found[1]
     frames = _frames(error)
     root = _root(frames)
-    paths = [path for f, _ in frames if root is not None and (path := _module_path(root, f)) is not None]
+    called = [f for f, _ in frames if not _is_conversion(f)]
+    paths = [path for f in called if root is not None and (path := _module_path(root, f)) is not None]
     return paths[-1] if paths else ""
 
 
@@ -127,6 +129,11 @@ def reason_of(error: BaseException) -> str:
 def _in_library(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
     return file.startswith((_TORCH, str(_OWN)))
+
+
+def _is_conversion(frame: FrameType) -> bool:
+    """Whether the frame changes a module (`to`, `double`) and doesn't call it: its caller is what can't be traced."""
+    return frame.f_code.co_filename == _MODULE and "call" not in frame.f_code.co_name
 
 
 def _module_path(root: Root, frame: FrameType) -> str | None:
