@@ -25,6 +25,10 @@ ELSEWHERE = {
 """Rules that can't be tried in one process, and the tests that try them."""
 
 
+MOVING = {"alias", "contiguous", "expand", "lift", "lift_fresh_copy", "broadcast_to", "resolve_conj", "resolve_neg"}
+"""Ops with an elementwise rule that only copy."""
+
+
 def _key(target: str) -> str:
     """The key of the table that serves a call."""
     name = f"aten.{target}"
@@ -41,16 +45,7 @@ def test_elementwise_rules_keep_samples_apart() -> None:
     """What the table takes for elementwise, the judgement of whether the batch may be split in time does, too."""
     overloads = {name: getattr(torch.ops.aten, name).overloads() for name in POINTWISE.split()}
     missing = {name for name, each in overloads.items() if not any(is_pointwise(f"aten.{name}.{o}") for o in each)}
-    assert missing <= {
-        "alias",
-        "contiguous",
-        "expand",
-        "lift",
-        "lift_fresh_copy",
-        "broadcast_to",
-        "resolve_conj",
-        "resolve_neg",
-    }
+    assert missing <= MOVING
 
 
 def test_keys_name_operators() -> None:
