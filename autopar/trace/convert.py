@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import free_symbols, free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
 from autopar.errors import TraceError
@@ -169,6 +169,10 @@ class Converter:
         if isinstance(value, (torch.SymInt, int)):
             size = extent(value)
             return size if size.per_sample else size.fixed
+        if isinstance(value, (torch.SymFloat, torch.SymBool)) and not free_symbols(
+            value
+        ):  # an assertion has settled it
+            value = float(value) if isinstance(value, torch.SymFloat) else bool(value)
         if isinstance(value, (bool, float)):
             return value
         name = str(target)

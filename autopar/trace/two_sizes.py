@@ -42,7 +42,10 @@ class _Blend:
     def spec(self, name: str, a: TensorSpec, b: TensorSpec) -> TensorSpec:
         if a.dtype != b.dtype or len(a.shape) != len(b.shape):
             raise NotLinearError(f"{name} has another rank or dtype at batch {SIZES[0]} than at {SIZES[1]}")
-        return replace(a, shape=tuple(_line(name, x.fixed, y.fixed) for x, y in zip(a.shape, b.shape, strict=True)))
+        shape = tuple(_line(name, x.fixed, y.fixed) for x, y in zip(a.shape, b.shape, strict=True))
+        if any(size.per_sample < 0 or size.fixed < 0 for size in shape):
+            raise NotLinearError(f"{name} has {a.shape} at batch {SIZES[0]}, {b.shape} at {SIZES[1]}")
+        return replace(a, shape=shape)
 
     def argument(self, op: Op, a: Any, b: Any) -> Any:
         if a == b and type(a) is type(b):
@@ -56,6 +59,6 @@ class _Blend:
 
 def _line(what: str, a: int, b: int) -> Extent:
     slope, rest = divmod(b - a, SIZES[1] - SIZES[0])
-    if rest or slope < 0 or a < slope * SIZES[0]:
+    if rest:
         raise NotLinearError(f"{what} is {a} at batch {SIZES[0]}, {b} at {SIZES[1]}")
     return Extent(slope, a - slope * SIZES[0])

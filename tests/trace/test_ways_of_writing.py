@@ -91,8 +91,13 @@ def turn_complex_pairs(x: Tensor) -> Tensor:
     return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turns).flatten(2)
 
 
+def assert_by_value(x: Tensor) -> Tensor:
+    torch._check((x.abs().sum() >= 0).item())
+    return x * 2
+
+
 def length_as_a_number(x: Tensor) -> Tensor:
-    return x * len(x) + torch.ones(len(x), 1, 1, dtype=x.dtype, device=x.device)
+    return x.clamp(max=len(x) - 1) * len(x) + torch.ones(len(x), 1, 1, dtype=x.dtype, device=x.device)
 
 
 WAYS = [
@@ -106,6 +111,7 @@ WAYS = [
     in_own_dtype,
     join_to_nothing,
     turn_complex_pairs,
+    assert_by_value,
 ]
 
 
