@@ -114,6 +114,25 @@ def test_a_module_that_writes_to_data() -> None:
     assert {op.module.rpartition(".")[2] for op in _opaque(graph)} == {"1"}
 
 
+class Converting(nn.Module):
+    """Converts a module of its own in forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.linear = self.linear.to(torch.float32)
+        y: Tensor = self.linear(x)
+        return y
+
+
+def test_a_module_that_converts_another() -> None:
+    """It is the one that becomes an operator, not all of the class of what it converts."""
+    graph = trace(Wrapped(Converting), (torch.zeros(2, 4, 16),))
+    assert {op.module.rpartition(".")[2] for op in _opaque(graph)} == {"1"}
+
+
 class Whole(nn.Module):
     """A model whose own forward branches on a value."""
 
