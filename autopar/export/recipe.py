@@ -13,8 +13,11 @@ from autopar.formulate.config import ManualConfig
 from autopar.plan import POLICIES, LayerStrategy, MeshAxis, PlanRecord
 from autopar.roles import ways
 
-DEGREES = {"batch": "dp", "batch+tensor": "dp", "tensor": "tp", "tensor+sequence": "tp", "sequence": "cp"}
-"""The degree that each role of a mesh axis counts for."""
+DEGREES = {
+    "batch": "dp", "batch+tensor": "dp", "batch+experts": "dp", "tensor": "tp", "tensor+sequence": "tp",
+    "sequence": "cp", "experts+sequence": "cp",
+}  # fmt: skip
+"""The degree that each role of a mesh axis counts for; experts are counted apart, by the configuration."""
 
 
 class Degrees(NamedTuple):
@@ -107,8 +110,8 @@ def read(record: PlanRecord) -> Recipe:
         f"zero_group={group}: ZeRO over a part of the replicas is not exported; plan with zero_group=all"
         if group not in ("all", "0")
         else "",
-        "experts are split: not exported; plan with --constraint tp=1"
-        if any("experts" in role for strategy in strategies for role in strategy.roles)
+        "experts are split: not exported; plan with --constraint tp=1, or by hand with ep="
+        if config.ep == 1 and any("experts" in role for strategy in strategies for role in strategy.roles)
         else "",
     ]
     return Recipe(

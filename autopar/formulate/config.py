@@ -113,7 +113,11 @@ class ManualConfig:
         """
         if self.zero_group == "all":
             return self
-        ranks = min(self.dp, max(1, node_devices // self.tp)) if self.zero_group == "node" else int(self.zero_group)
+        ranks = (
+            min(self.dp, max(1, node_devices // (self.tp * self.cp)))
+            if self.zero_group == "node"
+            else int(self.zero_group)
+        )
         if self.dp % ranks:
             raise ConfigError(f"zero_group={self.zero_group}: must divide dp = {self.dp}; give such a number, or all")
         if not self.zero and not any(int(keys.get("zero", 0)) for _, _, keys in layer_ranges(self.layers)):

@@ -70,16 +70,20 @@ def node_sizes(sizes: tuple[int, ...], pinned: bool, cluster: Cluster) -> tuple[
 def config_mesh(config: ManualConfig, blocks: int) -> tuple[MeshAxis, ...]:
     """The mesh of a hand-written plan's stages, so fine that every block's tensor degree is a product of inner axes.
 
-    So are its groups of ZeRO, with the tensor degree inside them.
+    Outside it are those that split the sequence, then the samples. So fine it is, too, that experts and groups of ZeRO
+    lie on whole axes: experts on the innermost outside the tensor degree, groups outside the sequence.
     """
     devices = config.devices // config.pp
     own = [config, *(config.for_block(i, config.devices) for i in range(blocks))]
-    degrees = sorted({c.tp for c in own} | {c.tp * int(c.zero_group) for c in own if c.zero_group != "all"})
+    whole = {c.tp * c.cp for c in own}
+    groups = {c.tp * c.cp * int(c.zero_group) for c in own if c.zero_group != "all"}
+    degrees = sorted({c.tp for c in own} | whole | {c.tp * c.ep for c in own} | groups)
     sizes, inner = [], 1
     for degree in [*degrees, devices]:
         if degree % inner:
             raise ConfigError(
-                f"layers: tensor degrees and groups of ZeRO {degrees} on {devices} devices must each divide the next"
+                f"tp, tp*cp, tp*ep and tp*cp*zero_group of all layers, {degrees} on {devices} devices, must each "
+                "divide the next; give such degrees"
             )
         sizes.append(degree // inner)
         inner = degree

@@ -10,6 +10,8 @@ from autopar.formulate.config import Constraint, ManualConfig
 from autopar.formulate.mesh import inner_axes
 from autopar.graph import REPLICATE, LayerClass, Layout, Op, OpGraph, TensorSpec
 from autopar.plan import MeshAxis
+from autopar.shard.experts import expert_factors, expert_parameters
+from autopar.shard.regions import activation_products
 from autopar.shard.rules import OpRule
 
 RECOMPUTE = ("none", "selective", "full")
@@ -32,6 +34,8 @@ class Pins:
     free but `data_axes`, which must split the batch. `sequence`: 1 = what doesn't split the batch splits the sequence
     between blocks, 0 = nothing splits it anywhere, None = free. `zero`, `recompute`: what may be chosen. `modules`:
     constraints on some modules. `zero_axes`: the only ones over which ZeRO may shard; None = all that split the batch.
+    `sequence_axes` split the sequence between layers and, where `tokens_inside`, tokens or heads in all that computes,
+    never parameters. `expert_axes` split experts in what computes with them, and elsewhere what they'd split anyway.
     """
 
     tensor_axes: frozenset[int] | None = None
@@ -41,6 +45,9 @@ class Pins:
     modules: tuple[ModulePin, ...] = ()
     data_axes: frozenset[int] = frozenset()
     zero_axes: frozenset[int] | None = None
+    sequence_axes: frozenset[int] = frozenset()
+    tokens_inside: bool = True
+    expert_axes: frozenset[int] = frozenset()
 
     def allows_state(self, spec: TensorSpec, layout: Layout) -> bool:
         """Whether the main value of a cut may lie in `layout`."""
@@ -48,19 +55,22 @@ class Pins:
 
     def _state_allowed(self, axis: int, placement: int, spec: TensorSpec) -> bool:
         batch = spec.batch_dim
+        if axis in self.sequence_axes:
+            return placement == (_sequence_dim(spec) if has_sequence(spec) else REPLICATE)
         if self.tensor_axes is None and axis not in self.data_axes:
-            if self.sequence == 1 and len(spec.shape) == 3 and spec.requires_grad:
+            if self.sequence == 1 and has_sequence(spec):
                 return placement in (batch, _sequence_dim(spec))
             return self.sequence != 0 or not _splits_sequence(spec, placement)
         if self.tensor_axes is None or axis not in self.tensor_axes:
             return placement == (REPLICATE if batch is None else batch)
-        between_blocks = self.sequence == 1 and len(spec.shape) == 3 and spec.requires_grad
+        between_blocks = self.sequence == 1 and has_sequence(spec)
         return placement == (_sequence_dim(spec) if between_blocks else REPLICATE)
 
     def allows_layout(self, spec: TensorSpec, layout: Layout, main: TensorSpec) -> bool:
         """Whether a value inside a layer may be relaid to `layout`: without sequence splits, not along the tokens."""
         token_like = len(spec.shape) >= 2 and len(main.shape) >= 2 and spec.shape[:2] == main.shape[:2]
-        return self.sequence != 0 or not (token_like and _sequence_dim(spec) in layout)
+        others = [placement for axis, placement in enumerate(layout) if axis not in self.sequence_axes]
+        return self.sequence != 0 or not (token_like and _sequence_dim(spec) in others)
 
     def violations(self, op: Op, rule: OpRule | None, factors: tuple[str, ...], layer: LayerClass) -> int:
         """How far an assignment is from what the pins ask of this op; 0 = as asked.
@@ -70,14 +80,21 @@ class Pins:
         """
         if rule is None:
             return 0
-        roles = self._roles(op, len(factors))
+        roles = self._roles(op, len(factors), layer)
         return sum(_violation(r, f, op, rule, layer) for r, f in zip(roles, factors, strict=True))
 
-    def _roles(self, op: Op, axes: int) -> list[str]:
-        """`batch`, `tensor`, `replicate` or `free` for each axis, for this op."""
+    def _roles(self, op: Op, axes: int, layer: LayerClass) -> list[str]:
+        """`batch`, `tensor`, `tokens`, `experts`, `replicate` or `free` for each axis, for this op."""
         roles = ["batch" if i in self.data_axes else "free" for i in range(axes)]
         if self.tensor_axes is not None:
             roles = ["tensor" if i in self.tensor_axes else "batch" for i in range(axes)]
+        for i in self.sequence_axes:
+            roles[i] = "tokens" if self.tokens_inside else "free"
+        for i in self.expert_axes:
+            if op.name in expert_factors(layer):
+                roles[i] = "experts"
+            elif op.name in expert_parameters(layer):
+                roles[i] = "free"
         for pin in self.modules:
             if op.name in pin.ops:
                 if pin.tensor_axes is None:
@@ -85,6 +102,16 @@ class Pins:
                 else:
                     roles = ["tensor" if i in pin.tensor_axes else "batch" for i in range(axes)]
         return roles
+
+
+def has_sequence(spec: TensorSpec) -> bool:
+    """Whether a value between layers has tokens beside samples and width."""
+    return len(spec.shape) == 3 and spec.requires_grad and spec.batch_dim in (0, 1)
+
+
+def sequence_length(spec: TensorSpec) -> int:
+    """Tokens of a value that has them."""
+    return spec.shape[_sequence_dim(spec)].fixed
 
 
 def _splits_sequence(spec: TensorSpec, placement: int) -> bool:
@@ -101,6 +128,10 @@ def _violation(role: str, factor: str, op: Op, rule: OpRule, layer: LayerClass) 
     batch = {f.name for f in rule.factors if f.extent.is_batch}
     if role == "free":
         return 0
+    if role == "experts":
+        return int(factor not in expert_factors(layer)[op.name])
+    if role == "tokens":
+        return _violation_of_tokens(factor, op, rule, layer)
     if role == "batch":
         return int(factor not in batch) if batch else 2 * int(factor != "")
     weights = _weight_factors(op, rule, layer)
@@ -109,6 +140,29 @@ def _violation(role: str, factor: str, op: Op, rule: OpRule, layer: LayerClass) 
     if factor in batch:
         return 2
     return int(bool(weights) and factor not in weights)
+
+
+def _violation_of_tokens(factor: str, op: Op, rule: OpRule, layer: LayerClass) -> int:
+    """0 where tokens, or what isn't a parameter's, are split; 2 where samples or parameters are.
+
+    What has samples and tokens in one dim is split in that. Products are never run whole where they needn't be.
+    """
+    weights = _weight_factors(op, rule, layer)
+    if factor in weights or factor in _samples(op, rule, layer):
+        return 2
+    return int(not factor and (bool(weights) or op.name in activation_products(layer)))
+
+
+def _samples(op: Op, rule: OpRule, layer: LayerClass) -> set[str]:
+    """Factors that are the samples alone, in all operands and results that have them."""
+    pairs = [*zip(op.operands, rule.operands, strict=True), *zip(op.results, rule.results, strict=True)]
+    rows = {
+        (factor, extent.per_sample)
+        for name, dims in pairs
+        for factor, extent in zip(dims, layer.values[name].shape, strict=True)
+        if factor and extent.is_batch
+    }
+    return {factor for factor, _ in rows} - {factor for factor, count in rows if count > 1}
 
 
 def _weight_factors(op: Op, rule: OpRule, layer: LayerClass) -> set[str]:
@@ -127,12 +181,17 @@ def pins_of(config: ManualConfig, block: int | None, mesh: tuple[MeshAxis, ...],
     own = config if block is None else config.for_block(block, config.devices)
     mode, _, count = own.recompute.partition(":")
     here = block is not None and (not count or block >= blocks - int(count))
+    tensor = inner_axes(mesh, own.tp)
+    replica = inner_axes(mesh, own.tp * own.cp)
     return Pins(
-        tensor_axes=inner_axes(mesh, own.tp),
+        tensor_axes=tensor,
         sequence=own.sp if own.tp > 1 else 0,
         zero=(own.zero if own.dp > 1 and own.zero_group != "1" else 0,),
         recompute=(mode if here else "none",),
-        zero_axes=None if own.zero_group == "all" else inner_axes(mesh, own.tp * int(own.zero_group)),
+        zero_axes=None if own.zero_group == "all" else inner_axes(mesh, own.tp * own.cp * int(own.zero_group)),
+        sequence_axes=replica - tensor,
+        tokens_inside=block is not None,
+        expert_axes=inner_axes(mesh, own.tp * own.ep) - tensor,
     )
 
 

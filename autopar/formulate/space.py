@@ -16,7 +16,14 @@ from autopar.formulate.config import Constraint, ManualConfig, microbatch_count,
 from autopar.formulate.layers.runs import layer_runs
 from autopar.formulate.layers.tables import Setting
 from autopar.formulate.mesh import config_mesh, finer_sizes, mesh_of, node_sizes, search_meshes
-from autopar.formulate.pins import Pins, covered_ops, pins_of, pins_of_constraints
+from autopar.formulate.pins import (
+    Pins,
+    covered_ops,
+    has_sequence,
+    pins_of,
+    pins_of_constraints,
+    sequence_length,
+)
 from autopar.formulate.pipelines.ground import even_devices, ground_on
 from autopar.formulate.pipelines.scenario import PipelineScenario
 from autopar.formulate.pipelines.space import Pipelines
@@ -24,6 +31,7 @@ from autopar.formulate.pipelines.stages import block_indices
 from autopar.formulate.scenario import Budget, StageScenario
 from autopar.graph import OpGraph
 from autopar.plan import MeshAxis, Request
+from autopar.shard.experts import expert_counts
 
 AnyScenario: TypeAlias = StageScenario | PipelineScenario
 
@@ -176,7 +184,7 @@ class Space:
         """The scenario of a hand-written plan. Raises ConfigError where it can't be laid out."""
         blocks = block_indices(self.graph)
         config = config.fit(self.cluster.devices, self.request.global_batch, len(blocks))
-        _refuse_unsupported(config)
+        _refuse_unsupported(config, self.graph, blocks)
         count = microbatch_count(self.request.global_batch, config.dp, config.microbatch_size) or 1
         if not self._may_split(count):
             raise ConfigError(
@@ -228,19 +236,28 @@ def _refuse_unmatched(constraints: Sequence[Constraint], graph: OpGraph) -> None
         raise ConfigError(*mistakes)
 
 
-def _refuse_unsupported(config: ManualConfig) -> None:
-    """Say which keys this version can't plan."""
-    wanted = {
-        "cp": 1,
-        "ep": 1,
-    }
-    mistakes = [
-        f"{key}={getattr(config, key)}: not supported in this version; give {value or 'nothing'}"
-        for key, value in wanted.items()
-        if getattr(config, key) != value
-    ]
-    mistakes += config.offload_mistakes()
+def _refuse_unsupported(config: ManualConfig, graph: OpGraph, blocks: Sequence[int]) -> None:
+    """Say which keys this version, or the model, can't be planned with."""
+    mistakes = [*config.offload_mistakes(), *_misfits(config, graph, blocks)]
     if config.framework != "autopar":
         mistakes.append(f"framework={config.framework}: predicted by `estimate` only; give autopar to plan")
     if mistakes:
         raise ConfigError(*mistakes)
+
+
+def _misfits(config: ManualConfig, graph: OpGraph, blocks: Sequence[int]) -> Iterator[str]:
+    """Degrees that the blocks of the model have no sequence or no experts for."""
+    cuts = [graph.values[graph.cuts[i + side].main] for i in blocks for side in (0, 1)]
+    lengths = {sequence_length(spec) for spec in cuts if has_sequence(spec)}
+    if config.cp > 1 and not lengths:
+        yield f"cp={config.cp}: no samples x tokens x width pass between the model's blocks; give cp=1"
+    elif config.cp > 1 and config.cp > min(lengths):
+        yield f"cp={config.cp}: a sequence has {min(lengths)} tokens; give at most that"
+    counts = sorted(n for i in blocks for n in expert_counts(graph.classes[graph.layers[i].class_index]))
+    if config.ep > 1 and not counts:
+        yield (
+            f"ep={config.ep}: no block multiplies a stack of matrices, one for each expert, by inputs of its own "
+            "(experts that run as one operator can't be split); give ep=1"
+        )
+    elif uneven := [n for n in counts if n % config.ep]:
+        yield f"ep={config.ep}: there are {uneven[0]} experts; give a divisor of that"

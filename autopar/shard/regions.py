@@ -73,7 +73,7 @@ def _cores(layer: LayerClass) -> tuple[frozenset[str], ...]:
 
 def _connected(layer: LayerClass) -> Iterator[frozenset[str]]:
     """Products that paths without other products connect, with the ops on these paths."""
-    ops, products = layer.ops, _products(layer)
+    ops, products = layer.ops, activation_products(layer)
     above, below = _reachable(layer, products, forward=True), _reachable(layer, products, forward=False)
     between = {op.name for op in ops if not _is_product(op) and above[op.name] and below[op.name]}
     groups: list[set[str]] = []
@@ -88,7 +88,8 @@ def _connected(layer: LayerClass) -> Iterator[frozenset[str]]:
             yield frozenset(group | {name for name in between if above[name] & group})
 
 
-def _products(layer: LayerClass) -> frozenset[str]:
+@lru_cache(maxsize=256)
+def activation_products(layer: LayerClass) -> frozenset[str]:
     """Ops that multiply two values which depend on the layer's inputs and which gradients flow to."""
     dependent = {*layer.inputs}
     for op in layer.ops:

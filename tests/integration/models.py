@@ -23,6 +23,61 @@ SPECS = {
 }
 
 
+class MixedBlock(nn.Module):
+    """Causal attention, then the two experts of each token with the highest scores: a stack of gated feed-forwards.
+
+    Every expert has room for all tokens, so that none is dropped.
+    """
+
+    def __init__(self, width: int, heads: int, experts: int, inner: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(3))
+        self.out, self.score = nn.Linear(width, width, bias=False), nn.Linear(width, experts, bias=False)
+        self.norm, self.again = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.gate, self.up = (nn.Parameter(torch.empty(experts, width, inner)) for _ in range(2))
+        self.down, self.bias = nn.Parameter(torch.empty(experts, inner, width)), nn.Parameter(torch.empty(experts, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.norm(x)
+        q, k, v = (lin(normed).unflatten(2, (self.heads, -1)).transpose(1, 2) for lin in self.qkv)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.mixture(self.again(x))
+
+    def mixture(self, x: Tensor) -> Tensor:
+        scores = self.score(x).softmax(-1)
+        chosen = nn.functional.one_hot(scores.topk(2).indices, scores.shape[-1]).sum(2).to(x.dtype)
+        weights = scores * chosen / (scores * chosen).sum(-1, keepdim=True)
+        place = ((chosen.cumsum(1) - 1) * chosen).long()
+        sent = chosen.unsqueeze(-1) * nn.functional.one_hot(place, x.shape[1]).to(x.dtype)
+        inside = torch.einsum("btd,btec->becd", x, sent)
+        gated = torch.einsum("becd,edf->becf", inside, self.gate)
+        made = nn.functional.silu(gated) * torch.einsum("becd,edf->becf", inside, self.up)
+        made = torch.einsum("becf,efd->becd", made, self.down) + self.bias[:, None]
+        return torch.einsum("becd,btec->btd", made, sent * weights.unsqueeze(-1))
+
+
+class Mixture(nn.Module):
+    """Two blocks of attention and experts between an embedding and a head."""
+
+    def __init__(self, experts: int) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(64, 16), nn.Linear(16, 64, bias=False)
+        self.blocks = nn.ModuleList(MixedBlock(16, 4, experts, 24) for _ in range(2))
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+def _mixture(experts: int) -> tuple[nn.Module, dict[str, Any]]:
+    ids = torch.zeros(2, 12, dtype=torch.long)
+    return Mixture(experts), {"ids": ids, "labels": ids.clone()}
+
+
 class Mlp(nn.Module):
     """Three linear layers and a cross-entropy that leaves some targets out."""
 
@@ -177,12 +232,13 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {
 """Small models by name."""
 FURTHER: dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {
     "gpt eager": lambda: _eager("gpt"),
+    "mixture": lambda: _mixture(4),
     "llama eager": lambda: _eager("llama"),
     "bert eager": lambda: _bert("BertForMaskedLM", 2, "eager"),
     "deep bert": lambda: _bert("BertForMaskedLM", 4, "eager"),
     "deep vit": lambda: _vit(4),
 }
-"""Attention written out, and enough blocks for four stages."""
+"""Attention written out, enough blocks for four stages, and experts."""
 
 
 def real(model: nn.Module) -> nn.Module:
