@@ -145,10 +145,11 @@ def test_exported_as_asked(name: str, text: str, devices: int, flags: set[str]) 
         ("llama", "dp=2,ep=2", 2, "ep=2: no block multiplies a stack of matrices"),
         ("mixture", "dp=3,ep=3,microbatch_size=2", 3, "ep=3: there are 4 experts; give a divisor of that"),
         ("mixture", "dp=2,tp=2,ep=4", 4, "ep=4 must divide dp*cp = 2"),
-        ("mixture", "dp=2,cp=3,ep=2,microbatch_size=2", 6, r"\[1, 2, 3\] on 6 devices, must each divide the next"),
+        ("mixture", "dp=2,cp=3,ep=2,microbatch_size=2", 6, "[1, 2, 3] on 6 devices, must each divide the next"),
     ],
 )
 def test_what_a_model_has_none_of_is_refused(name: str, text: str, devices: int, said: str) -> None:
     """A degree that the model's sequence or experts can't be split by is refused with what may be given."""
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError) as caught:
         planned(name, text, devices)
+    assert said in str(caught.value)
