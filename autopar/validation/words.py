@@ -32,10 +32,15 @@ FRAMEWORKS: Mapping[str, Conventions] = {
     "paxml": layout.COMPILED, "jax": layout.COMPILED, "litgpt": layout.LITGPT, "lightning": layout.FSDP,
     "accelerate": layout.FSDP, "llm foundry": layout.FSDP, "composer": layout.FSDP, "hf trainer": layout.FSDP,
     "ddp": layout.FSDP, "deepspeed": layout.DEEPSPEED, "hf trainer deepspeed": layout.DEEPSPEED,
-    "zero": layout.DEEPSPEED, "torchtune": layout.FSDP, "axolotl": layout.FSDP, "llama factory": layout.FSDP,
-    "unsloth": layout.FSDP, "trl": layout.FSDP, "transformers": layout.FSDP, "xtuner": layout.FSDP,
-    "vescale": layout.FSDP, "primus": layout.MODERN, "mindspeed": layout.MODERN,
+    "zero": layout.DEEPSPEED,
 }  # fmt: skip
+
+TRAINERS: Mapping[str, Conventions] = {
+    "torchtune": layout.FSDP, "axolotl": layout.FSDP, "llama factory": layout.FSDP, "unsloth": layout.FSDP,
+    "trl": layout.FSDP, "transformers": layout.FSDP, "xtuner": layout.FSDP, "vescale": layout.FSDP,
+    "primus": layout.MODERN, "mindspeed": layout.MODERN,
+}  # fmt: skip
+"""What runs on others' frameworks, with that which it takes by itself where a text doesn't name one."""
 
 EDITIONS: Mapping[str, tuple[float, Conventions]] = {"megatron bridge": (26.06, layout.TUNED_2026)}
 """Frameworks that do as these conventions say from a version on, which stands behind their name."""
@@ -151,7 +156,8 @@ def framework_in(text: str) -> Conventions | None:
     """Conventions of the framework that a text names; None where it is empty or unknown."""
     if re.search(r"zero ?-?3", text.lower()):
         return layout.DEEPSPEED
-    found = longest(re.sub(r"\b(v\d|20\d\d)[-.\d]*", r"\1", text.lower()), FRAMEWORKS)
+    words = re.sub(r"\b(v\d|20\d\d)[-.\d]*", r"\1", text.lower())
+    found = longest(words, FRAMEWORKS) or longest(words, TRAINERS)
     if found is None:
         return None
     since, newer = EDITIONS.get(found[0], (inf, found[1]))

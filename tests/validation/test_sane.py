@@ -14,6 +14,7 @@ from autopar.transformer.calls import peak_flops_per_s
 from autopar.transformer.memory import stage_bytes
 from autopar.validation.runs import Run, read_run
 from autopar.validation.steps import PredictedStep, predict_steps
+from autopar.validation.words import framework_in
 
 RUN = {
     "row_id": "a", "source_id": "lab", "model_name": "llama", "layers": "32", "hidden": "4096", "heads": "32",
@@ -100,6 +101,21 @@ def test_what_no_one_knows_is_refused_by_its_value(change: dict[str, str]) -> No
     assert row.predicted_step_time_s is None
     assert row.skipped_reason
     assert change.get("dtype", next(reversed(change.values()))) in row.skipped_reason
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("LLaMA-Factory", "fsdp"), ("LLaMA-Factory, DeepSpeed ZeRO-2", "deepspeed"), ("HF transformers", "fsdp"),
+        ("DeepSpeed (HF transformers)", "deepspeed"), ("Primus", "megatron core"),
+        ("Primus (torchtitan)", "torchtitan"),
+        ("a trainer of our own", ""),
+    ],
+)  # fmt: skip
+def test_frameworks_under_trainers(text: str, name: str) -> None:
+    """A trainer runs on the framework that is named beside it, else on its usual one."""
+    found = framework_in(text)
+    assert (found.name if found else "") == name
 
 
 PLANS = st.fixed_dictionaries({
