@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from autopar.graph import REPLICATE, Extent, LayerClass, Op, TensorSpec
 from autopar.plan import LayerStrategy
+from autopar.shard.batch_norm import split_batch_norm
 from autopar.shard.localize import in_evaluation
 from autopar.shard.lower import lower
 from autopar.shard.program import Call, Program
@@ -129,3 +131,26 @@ def test_outside_training() -> None:
         layer = cases()[name]
         call = next(s for s in lowered(layer, (), ()).steps if isinstance(s, Call))
         assert in_evaluation(call).op.args[5] is not kept
+
+
+def shift_of_samples() -> tuple[float, float]:
+    """On a rank: the largest gradient of a shift of all samples of a channel, and the sum of what it is the sum of."""
+    generator = torch.Generator().manual_seed(0)
+    whole, weights = (torch.randn(UNEVEN, CHANNELS, 6, generator=generator, dtype=torch.float64) for _ in range(2))
+    own, own_weights = ((*t.chunk(4), t[:0])[dist.get_rank()] for t in (whole + 3, weights))
+    own = own.clone().requires_grad_()
+    scale = torch.linspace(0.5, 2.0, CHANNELS, dtype=torch.float64)
+    assert dist.group.WORLD is not None
+    made = split_batch_norm(own, scale, scale, 1e-5, UNEVEN, dist.group.WORLD.group_name)[0]
+    (made.square() * own_weights).sum().backward()
+    assert own.grad is not None
+    sums = torch.stack((own.grad.sum((0, 2)), own.grad.abs().sum((0, 2))))
+    dist.all_reduce(sums)
+    return float(sums[0].abs().max()), float(sums[1].min())
+
+
+def test_a_shift_has_no_gradient(pool: Pool) -> None:
+    """What is added to all samples is taken off again: its gradient is zero but for the rounding of one sum."""
+    shift, size = pool.run(4, shift_of_samples)[0]
+    assert size > 1.0
+    assert shift < 8 * torch.finfo(torch.float64).eps * size
