@@ -1,11 +1,12 @@
 """On a real device: operators timed, plans run, predicted against measured. Skips itself where there is none.
 
-pytest tests/gpu -s          # prints the table
+pytest tests/gpu -s          # prints the tables; AUTOPAR_REPORTS=FOLDER writes them, too
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -92,14 +93,13 @@ def table(rows: list[Row]) -> str:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not runtime().is_available(), reason="no device that torch can use")
-def test_predicted_against_measured() -> None:
+def test_predicted_against_measured(figures: Callable[[str, str], None]) -> None:
     """About 200 points are timed for planning; plans compute one loss, their peaks are as predicted to 15 %."""
     device = local_device()
     profile = profiling.profile(**planning("bf16"))
-    print(f"\n{len(profile.timings)} timings on {profile.environment.device}")
     failed = [timing.failed for timing in profile.timings.values() if timing.failed]
     rows = [row_of(config, "bf16", device) for config in CONFIGS]
-    print(table(rows))
+    figures(f"Predicted and measured, {len(profile.timings)} timings", table(rows))
     assert len(profile.timings) <= 2 * POINTS
     assert failed == []
     assert [r.loss for r in rows] == pytest.approx([rows[0].loss] * len(rows), rel=1e-2)
