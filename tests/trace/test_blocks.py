@@ -221,3 +221,26 @@ def test_a_number_on_the_class() -> None:
     graph = trace(model, (torch.zeros(2, WIDTH, dtype=torch.float64),))
     x = torch.randn(3, WIDTH, dtype=torch.float64)
     assert largest_difference(graph, model, {"x": x}, model(x), 3) < 1e-12
+
+
+class Crossed(nn.Module):
+    """Two lists of equal blocks, of which the second one runs first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late, self.early = (
+            nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2)) for _ in range(2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for late, early in zip(self.late, self.early, strict=True):
+            x = late(early(x)) + x
+        return x.pow(2).mean()
+
+
+def test_blocks_in_another_order_than_they_are_kept() -> None:
+    """Of equal blocks the first to run is traced, wherever it stands; loss and gradients are the module's."""
+    model = Crossed().double()
+    x = torch.randn(3, 4, dtype=torch.float64)
+    graph = trace(model, (x,))
+    assert largest_difference(graph, model, {"x": x}, model(x), 3) < 1e-12

@@ -113,18 +113,21 @@ def _drop_parameters(root: Root, standing_in: set[nn.Module]) -> None:
 
 
 def _record(root: Root, candidates: dict[str, nn.Module], tensors: tuple[Tensor, ...]) -> dict[str, Recording]:
+    """What was recorded of the candidates that were called, in the order in which they were: the first is traced."""
+    called: list[Recording] = []
     recordings = {path: Recording(module) for path, module in candidates.items()}
     recorder = Recorder()
     kin: dict[Any, list[str]] = {}
     for path, module in candidates.items():
         kin.setdefault((_shape_key(module), skeleton(module), vars(module).get("forward")), []).append(path)
     for paths in kin.values():
-        family = _Kin(recorder, holders(candidates[paths[0]]))
+        family = _Kin(recorder, holders(candidates[paths[0]]), called)
         for path in paths:
             candidates[path].forward = family.forward(candidates[path], recordings[path])
     with as_if_exporting(), recorder:
         root(*tensors)
-    return recordings
+    paths_of = {id(recording): path for path, recording in recordings.items()}
+    return {paths_of[id(recording)]: recording for recording in called}
 
 
 @dataclass(frozen=True)
@@ -141,8 +144,8 @@ class _Known:
 class _Kin:
     """Blocks of the same classes and parameters. Of those that are alike when they are called the first is run."""
 
-    def __init__(self, recorder: Recorder, holders: Sequence[Mapping[str, Any]]) -> None:
-        self._recorder = recorder
+    def __init__(self, recorder: Recorder, holders: Sequence[Mapping[str, Any]], called: list[Recording]) -> None:
+        self._recorder, self._called = recorder, called
         self._holders = holders
         self._known: list[_Known] = []
 
@@ -151,6 +154,7 @@ class _Kin:
         original: Callable[..., Any] = module.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
+            self._called.append(recording)
             recording.enter(args, kwargs)
             entered, beside = recording.signature(), Beside(self._holders)
             for known in self._known:
