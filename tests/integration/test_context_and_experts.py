@@ -12,7 +12,7 @@ import pytest
 from autopar.errors import ConfigError
 from autopar.export import megatron
 from autopar.export.recipe import read
-from autopar.graph import BROADCAST
+from autopar.graph import BROADCAST, REPLICATE
 from autopar.plan import PlanRecord
 from autopar.report.explain import explain
 from autopar.shard.lower import lower_layer
@@ -83,7 +83,7 @@ def test_the_sequence_is_split_by_hand(pool: Pool, name: str, text: str, devices
         (attention,) = calls(program, "scaled_dot_product_attention")
         assert attention[axis] in ("q", "d1")
         assert {own[axis] for own in calls(program, "linear")} == {"d1"}
-        assert all(program.layouts[p][axis] == BROADCAST for p in program.params)
+        assert all(program.layouts[p][axis] in (BROADCAST, REPLICATE) for p in program.params)
     exact(pool, name, record)
 
 
