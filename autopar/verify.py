@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from autopar.emit.build import emit, emit_alone
 from autopar.emit.example import random_batch
 from autopar.emit.materialize import values
+from autopar.emit.on_shards import on_shards
 from autopar.emit.rows import slice_rows
 from autopar.errors import EmitError
 from autopar.graph import OpGraph
@@ -155,9 +156,9 @@ class _Training:
 
 
 def _train(module: nn.Module, step: Callable[[], Tensor], steps: int) -> _Training:
-    """AdamW steps; `step` leaves gradients and returns the loss. Whole tensors are gathered: collective."""
+    """AdamW steps, on shards; `step` leaves gradients and returns the loss. Whole tensors are gathered: collective."""
     named = {n: p for n, p in module.named_parameters() if p.requires_grad}
-    optimizer = torch.optim.AdamW(named.values(), lr=LEARNING_RATE) if named else None
+    optimizer = on_shards(torch.optim.AdamW(named.values(), lr=LEARNING_RATE)) if named else None
     losses: list[float] = []
     gradients: dict[str, Tensor] = {}
     for i in range(steps):
