@@ -7,6 +7,7 @@ task gets a fresh default process group (gloo) and the environment torchrun woul
 from __future__ import annotations
 
 import faulthandler
+import gc
 import multiprocessing
 import os
 import pickle
@@ -66,7 +67,7 @@ class Pool:
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["torch.distributed.tensor", "torch.distributed.fsdp"])
+        self._context.set_forkserver_preload(["torch.distributed.tensor.debug", "torch.distributed.fsdp"])
         self._ranks: list[Rank] = []
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         self._store: Any = None
@@ -199,7 +200,6 @@ def _failure() -> Answer:
 def _perform(index: int, store: Any, task: Task) -> Answer:
     import torch
     import torch.distributed as dist
-    from torch.distributed.tensor import debug
 
     size = str(task.world_size)
     os.environ.update(RANK=str(index), LOCAL_RANK=str(index), WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
@@ -215,5 +215,18 @@ def _perform(index: int, store: Any, task: Task) -> Answer:
         torch.set_default_dtype(torch.float32)
         torch.set_grad_enabled(True)
         dist.destroy_process_group()
-        # DTensor remembers what it has worked out for meshes that look alike, with the groups that are gone now.
-        debug._clear_sharding_prop_cache()
+        _forget_meshes()
+
+
+def _forget_meshes() -> None:
+    """Drop what DTensor has worked out for meshes, which it would use for those that look alike, with groups long gone.
+
+    It keeps the groups, too: each has a thread that wakes a hundred times a second. What is left is looked at no more.
+    """
+    from torch.distributed.tensor import _redistribute, debug
+
+    debug._clear_sharding_prop_cache()
+    _redistribute._gen_transform_infos.cache_clear()
+    getattr(_redistribute, "clear_redistribute_planner_cache", int)()  # newer than torch 2.11
+    gc.collect()
+    gc.freeze()

@@ -8,6 +8,8 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from tests.pool import Pool, RankError
 
@@ -38,6 +40,16 @@ def _process() -> int:
     return os.getpid()
 
 
+def _gather_over(ways: int) -> None:
+    mesh = init_device_mesh("cpu", (2, ways))
+    whole = distribute_tensor(torch.ones(4, 4), mesh, [Replicate(), Shard(0)]).full_tensor()
+    assert whole.sum() == 16
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
 @pytest.mark.parametrize("world_size", [4, 2, 1, 8])
 def test_results_by_rank(pool: Pool, world_size: int) -> None:
     """Every rank takes part in a collective, whatever the world size of the task before was."""
@@ -48,6 +60,14 @@ def test_results_by_rank(pool: Pool, world_size: int) -> None:
 def test_processes_are_reused(pool: Pool) -> None:
     """Two tasks run in the same processes."""
     assert pool.run(2, _process) == pool.run(2, _process)
+
+
+def test_groups_of_a_task_are_gone_after_it(pool: Pool) -> None:
+    """Meshes whose redistributions DTensor remembers keep no group, each of which has threads."""
+    before = pool.run(4, _threads)
+    for _ in range(3):
+        pool.run(4, _gather_over, 2)
+    assert pool.run(4, _threads) == before
 
 
 def test_hundreds_of_tasks_fit_in_a_minute(pool: Pool) -> None:
