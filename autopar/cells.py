@@ -16,7 +16,7 @@ class Cell:
     recomputes: frozenset[str]
 
 
-_ALL = Cell(frozenset({0, 1, 2, 3}), frozenset({"none", "selective", "full"}))
+_ALL = Cell(frozenset({0, 1, 2, 3}), frozenset({"none", "light", "selective", "full"}))
 
 _NAMES = ("none", "accumulate", "gpipe", "1f1b", "interleaved", "zb", "zbv", "dualpipev")
 CELLS = dict.fromkeys(_NAMES, _ALL)

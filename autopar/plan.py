@@ -21,7 +21,7 @@ PLAN_FORMAT = 1
 """Number of the file format; a reader refuses a larger one and migrates a smaller one."""
 
 
-ZERO_LEVELS, RECOMPUTES = (0, 1, 2, 3), ("none", "selective", "full")
+ZERO_LEVELS, RECOMPUTES = (0, 1, 2, 3), ("none", "light", "selective", "full")
 
 
 @hashed_once
@@ -45,11 +45,11 @@ class LayerStrategy:
     that each mesh axis splits ('' = none: the axis' ranks do the same work). `relays`: the layout a value (input or op
     result) is put in once, before its consumers read it; values not named stay as produced; for a parameter or buffer,
     the layout it is stored in. `zero`: 0 replicated over the data axes, 1 optimizer state sharded, 2 and gradients,
-    3 and parameters. `recompute`: `none`, `full`, or `selective` for the cores of attention alone
-    (shard/regions.py). `offload`: what is kept in the host's memory: `none`, `activations` (what is saved for the
-    backward pass) or `optimizer` (parameters as they are stored, and optimizer states). `zero_group`: over how many
-    neighbouring ones of the ranks that share the batch ZeRO shards, 0 = all. `roles`: what each mesh axis splits, in
-    words (roles.py); () = to be told by the layouts.
+    3 and parameters. `recompute`: `none`, `full`, `selective` for the cores of attention alone, or `light` for what is
+    cheap to make again (shard/regions.py). `offload`: what is kept in the host's memory: `none`, `activations` (what
+    is saved for the backward pass) or `optimizer` (parameters as they are stored, and optimizer states). `zero_group`:
+    over how many neighbouring ones of the ranks that share the batch ZeRO shards, 0 = all. `roles`: what each mesh
+    axis splits, in words (roles.py); () = to be told by the layouts.
     """
 
     entry: Layout

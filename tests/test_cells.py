@@ -13,7 +13,7 @@ NONE = frozenset({"none"})
 def test_pipelines_mix_zero_and_recomputation(schedule: str) -> None:
     """Every ZeRO level and every kind of recomputation may meet in one plan."""
     stages = 4 if schedule in ("gpipe", "1f1b", "zb") else 8
-    assert not refusal(schedule, {0, 1, 2, 3}, {"none", "selective", "full"}, stages, 8, 4)
+    assert not refusal(schedule, {0, 1, 2, 3}, {"none", "light", "selective", "full"}, stages, 8, 4)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 Forward: a value lives until its last reader; what autograd saves lives on. Backward: each step frees what it alone
 still needed, and makes gradients of the operands that want one; views and sums pass theirs on without a new buffer.
 Of a region that runs again in the backward pass what it reads lives on; what its own steps save is there from when it
-has run again.
+has run again. A light one does so as soon as a later step wants what it made, which then stays until its own backward.
 """
 
 from __future__ import annotations
@@ -204,30 +204,31 @@ class _Walk:
         grown: dict[str, int] = {}
         peak = growing = parting = weight = 0
         operands: set[str] = set()
+        held: dict[str, tuple[str, int]] = {}
         waiting: dict[str, int] = {}
         for i in reversed(range(len(storages.steps))):
             place = storages.steps[i]
             arriving = [gradients.pop(name) for name in place.made if name in gradients]
             if not arriving:
                 continue
-            region = storages.region_of.get(i)
             there, again = needed[i] + inner[i], frozenset[str]()
-            if region is not None and region not in rerun:
-                rerun.add(region)
-                still = dict([*arriving, *gradients.values()])
-                now = there + self._rerun_peak(region) + sum(still.values())
-                peak, growing = max(peak, now), max(growing, now + sum(grown.values()))
-                parting = max(parting, now + self._away(operands, i) + _beside(waiting, still))
+            for region in self._wanted_at(i):
+                if region not in rerun:
+                    rerun.add(region)
+                    still = dict([*arriving, *gradients.values()])
+                    now = there + self._rerun_peak(region) + self._away(again, i) + sum(still.values())
+                    peak, growing = max(peak, now), max(growing, now + sum(grown.values()))
+                    parting = max(parting, now + self._away(operands - again, i) + _beside(waiting, still))
+                again |= storages.again[region].there[min(i, region.stop - 1) - region.start]
+                there += sum(self.extra[region.start : min(region.stop, i + 1)])
             own = {name: local[name] for name in place.weights}
             if place.product:
                 operands.add(place.product)
                 waiting |= arriving
                 weight = max(weight, sum(own.values()))
             made = self._gradients_made(place, i, arriving)
-            live = dict([*arriving, *gradients.values(), *made.values()])
-            if region:
-                again = storages.kept_again(region, i)
-                there += sum(self.extra[region.start : i + 1])
+            held = self._held(i, held, arriving)
+            live = dict([*arriving, *held.values(), *gradients.values(), *made.values()])
             grown |= own
             beside = sum(own.values()) if self.accumulates else 0
             now = there + self._backward_buffer(place) + sum(live.values())
@@ -240,10 +241,27 @@ class _Walk:
         late = sum(local[s] for s in operands) + sum(waiting.values())
         return peak, growing, max(parting, late + weight), late
 
+    def _held(
+        self, position: int, held: dict[str, tuple[str, int]], arriving: list[tuple[str, int]]
+    ) -> dict[str, tuple[str, int]]:
+        """Gradients of a light region's results, which are there until its backward pass has ended."""
+        place, region = self.storages.steps[position], self.storages.region_of.get(position)
+        if not self.program.light or region is None:
+            return {}
+        results = self.storages.again[region].results
+        still = {name: own for name, own in held.items() if self.storages.of[name] in results}
+        new = [name for name in place.made if self.storages.of[name] in results]
+        return still | dict(zip(new, arriving, strict=False))
+
+    def _wanted_at(self, position: int) -> list[range]:
+        """Regions of which what they make again is there while the step at `position` runs backward."""
+        again = self.storages.again
+        return [region for region in again if region.start <= position <= again[region].wanted]
+
     def _rerun_peak(self, region: range) -> int:
         """Most bytes at once that a region makes while it runs again."""
-        steps, last, kept = self.storages.again[region]
-        return self._peak(steps, set(), last, kept, self.extra)
+        again = self.storages.again[region]
+        return self._peak(again.steps, set(), again.last, again.kept, self.extra)
 
     def _gradients_made(
         self, place: Place, position: int, arriving: list[tuple[str, int]]

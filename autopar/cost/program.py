@@ -69,7 +69,7 @@ def weights_alone(calls: Demand) -> tuple[Demand, Demand]:
 
 def rerun_of(program: Program, demands: Sequence[Demand]) -> Demand:
     """Of the demands of a program's steps those of what runs again in the backward pass."""
-    again = [demands[i] for region in program.regions for i in run_again(region, program.steps)]
+    again = [demands[i] for region in program.regions for i in run_again(region, program.steps, program.light)]
     return Demand.joined(again).forward_alone
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 from autopar.cost.work import is_pointwise, passes_gradient
@@ -38,11 +39,20 @@ class Place(NamedTuple):
 
 
 class Again(NamedTuple):
-    """Of a region the steps that run again, the last of them to use each storage it makes, and those it keeps."""
+    """Of a region the steps that run again, the last of them to use each storage it makes, and those it keeps.
+
+    `there[k]`: storages it made anew that are there in the backward of its k-th step, which need them or are its
+    `results`; the last one holds in that of later steps, too. `wanted`: the last step in whose backward, the first to
+    come, what it makes is there. `results`: the storages it makes that stay until its own backward has ended; none but
+    in light regions.
+    """
 
     steps: range
     last: dict[str, int]
     kept: frozenset[str]
+    there: tuple[frozenset[str], ...]
+    wanted: int
+    results: frozenset[str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,12 +85,17 @@ class Storages:
         """Storages kept for the backward, with the first step that needs them: the last to do so in the backward."""
         first: dict[str, int] = {}
         for region in self.program.regions:
-            for name in self.program.entering(region):
-                first[self.of[name]] = min(region.start, first.get(self.of[name], region.start))
+            for s in self._read_from_outside[region] - self.remade:
+                first[s] = min(region.start, first.get(s, region.start))
         for i, place in enumerate(self.steps):
-            for s in place.kept_in if i not in self.region_of else ():
+            for s in place.kept_in - self.remade if i not in self.region_of else ():
                 first[s] = min(i, first.get(s, i))
         return first
+
+    @cached_property
+    def remade(self) -> frozenset[str]:
+        """Storages that light regions make: nobody keeps them."""
+        return frozenset().union(*map(self._made_in, self.program.regions)) if self.program.light else frozenset()
 
     @cached_property
     def last_needed(self) -> dict[str, int]:
@@ -100,23 +115,33 @@ class Storages:
     @cached_property
     def again(self) -> dict[range, Again]:
         """What of each region runs again."""
-        found = {}
-        for region in self.program.regions:
-            steps = run_again(region, self.program.steps)
-            made = self._made_in(region)
+        found: dict[range, Again] = {}
+        for region in sorted(self.program.regions, key=lambda r: -r.start):
+            steps, made = run_again(region, self.program.steps, self.program.light), self._made_in(region)
             last = {s: i for s, i in self._last_of(steps).items() if s in made}
-            found[region] = Again(steps, last, frozenset(s for i in region for s in self.steps[i].kept_in))
+            kept = frozenset(s for i in region for s in self.steps[i].kept_in)
+            wanted, results = region.stop - 1, frozenset[str]()
+            if self.program.light:
+                readers = [i for i, place in enumerate(self.steps) if i >= region.stop and place.kept_in & made]
+                later = [again.wanted for other, again in found.items() if self._read_from_outside[other] & made]
+                wanted = max([wanted, *readers, *later])
+                results = made & {self.of[name] for name in self.program.leaving(region)}
+            up_to = accumulate((self.steps[i].kept_in for i in region), lambda some, more: some | more)
+            there = tuple((some & made) | results for some in up_to)
+            found[region] = Again(steps, last, kept | results, there, wanted, results)
         return found
-
-    def kept_again(self, region: range, position: int) -> frozenset[str]:
-        """Storages made anew by a region that its steps up to the one at `position` need in their backward."""
-        kept = frozenset(s for place in self.steps[region.start : position + 1] for s in place.kept_in)
-        return kept & self._made_in(region)
 
     def _made_in(self, region: range) -> frozenset[str]:
         """Storages that a region makes."""
-        made = frozenset(s for i in region for s in self.steps[i].made_in)
-        return made - {self.of[name] for name in self.program.entering(region)}
+        return frozenset(s for i in region for s in self.steps[i].made_in) - self._read_from_outside[region]
+
+    @cached_property
+    def _read_from_outside(self) -> dict[range, frozenset[str]]:
+        """By region the storages that it reads and doesn't make."""
+        return {
+            region: frozenset(map(self.of.__getitem__, self.program.entering(region)))
+            for region in self.program.regions
+        }
 
     def _last_of(self, steps: range) -> dict[str, int]:
         return {s: i for i in steps for s in self.steps[i].used_in}

@@ -18,7 +18,7 @@ class CompiledCode:
     """
 
     def __init__(self, code: LayerCode, options: Mapping[str, Any]) -> None:
-        self.program = code.program
+        self.program, self.makes_again = code.program, False
         self._code, self._options = code, {"dynamic": False} | dict(options)
         self._compiled: dict[tuple[int, bool], Callable[..., Any]] = {}
 

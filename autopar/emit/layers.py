@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
+from autopar.emit.again import making_again
 from autopar.emit.offload import offloading
 from autopar.emit.program import is_told
 from autopar.emit.route import Route
@@ -22,6 +23,8 @@ class LayerCode(Protocol):
     """What runs a layer: the plan's own code, a function in a file, or either of them compiled."""
 
     program: Program
+    makes_again: bool
+    """Whether results that it makes again in the backward pass are not to be kept."""
 
     def at(self, batch: int, training: bool) -> Callable[..., Any]:
         """What takes draw, parameters, buffers and inputs, at a global microbatch of `batch` samples."""
@@ -64,7 +67,8 @@ class LayerModule(ParameterHolder):
             draw = torch.cat([draw[:1] + self.index, draw[1:]])
         held = [source() for source in self.sources]
         named = record_function(self.name) if is_profiled() else nullcontext()
-        with named, offloading(held) if self.offloads else nullcontext():
+        keeping = offloading(held) if self.offloads else making_again() if self.code.makes_again else nullcontext()
+        with named, keeping:
             outputs = code(draw, *held, *inputs)
         for buffer, place in self.updates if self.training else ():
             buffer.copy_(outputs[place])

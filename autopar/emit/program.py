@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
+from autopar.emit.again import made_again
 from autopar.emit.groups import StageGroups
 from autopar.emit.opaque import OpaqueCall, drawn
 from autopar.emit.split import SplitProduct, WeightGradients
@@ -55,7 +56,7 @@ class ProgramCode:
         submodule: Submodule = lambda _: nn.Module(),
         gradients: WeightGradients | None = None,
     ) -> None:
-        self.program = program
+        self.program, self.makes_again = program, program.light
         self._groups = groups
         # copies without data: the model may go once its parameters lie in the stage
         opaque = {s.op.module for s in program.steps if isinstance(s, Call) and s.op.target == OPAQUE}
@@ -87,16 +88,21 @@ def is_told(step: Step) -> bool:
 
 
 class Region(nn.Module):
-    """A part of a layer's code of which only the inputs are kept for the backward pass, in which it is run again."""
+    """A part of a layer's code of which only the inputs are kept for the backward pass, in which it is run again.
 
-    def __init__(self, code: fx.GraphModule) -> None:
+    What a `light` one makes is not kept by others either (`again.py`); compiled code decides that by itself.
+    """
+
+    def __init__(self, code: fx.GraphModule, light: bool) -> None:
         super().__init__()
-        self.code = code
+        self.code, self.light = code, light
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """What the code makes of `inputs`."""
         if not torch.is_grad_enabled():
             return self.code(*inputs)  # type: ignore[no-any-return]
+        if self.light and not torch.compiler.is_compiling():
+            return made_again(self.code, *inputs)
         # Code draws no random numbers of torch's own: dropout masks are a function of `draw`.
         return checkpoint(self.code, *inputs, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
 
@@ -150,7 +156,7 @@ class Writer:
         writer = Writer(self.program, self.batch, self.groups, self.training, self.submodule, self.gradients)
         code = writer._write("Region", reads, region, makes)
         name = f"region_{region.start}"
-        self.root.add_module(name, Region(code))
+        self.root.add_module(name, Region(code, self.program.light))
         made = self.graph.call_module(name, tuple(self.nodes[n] for n in reads))
         for i, result in enumerate(makes):
             self.nodes[result] = self.graph.call_function(operator.getitem, (made, i))
@@ -286,5 +292,5 @@ def outputs_only(program: Program, outputs: tuple[str, ...]) -> Program:
 
     return replace(
         program, steps=tuple(reversed(steps)), outputs=outputs, inputs=kept(program.inputs),
-        params=kept(program.params), buffers=kept(program.buffers), regions=(),
+        params=kept(program.params), buffers=kept(program.buffers), regions=(), light=False,
     )  # fmt: skip

@@ -6,6 +6,7 @@ branches.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -20,8 +21,8 @@ Payload = TypeVar("Payload")
 SMALL = 64
 """Spaces of no more scenarios are searched to the end."""
 LIKELY, ALIKE = 0.9, 0.002
-"""Of what an answer is above its scenario's bound others alike are expected to be above theirs by the first share; a
-gain below the second isn't looked for among them."""
+"""Of what an answer is above its scenario's bound others alike are expected to be above theirs by the first share, and
+by ever more of it the more of them have been solved; a gain below the second isn't looked for among them."""
 FURTHER = 1.03
 """Up to this many times the cutoff answers are worth knowing: they tell what others alike may be expected to have."""
 PATIENCE, MORE_WORTH, MOST_WORTH = 16, 0.0015, 0.02
@@ -123,7 +124,8 @@ def search(
     heap = [(bound, 0, i) for i, bound in enumerate(bounds)]
     heapify(heap)
     found: list[Found[Payload]] = []
-    expected: dict[Hashable, float] = {}
+    above: dict[Hashable, float] = {}
+    alike: Counter[Hashable] = Counter()
     large = len(scenarios) > SMALL if thorough is None else not thorough
     bounded = solved = further = 0
     complete = True
@@ -148,14 +150,15 @@ def search(
         if not level and any(known and b < inf for b, known, _ in heap):
             complete = False  # there is no time to bound it: solve one of those that are bounded
             continue
-        promise = bounds[i] * expected.get(scenarios[i].like, 1.0)
+        like = scenarios[i].like
+        promise = bounds[i] * (_expected(above[like], alike[like]) if like in above else 1.0)
         if promise > bound and large:
             heappush(heap, (promise, level, i))
             continue
         result = scenarios[i].solve(cutoff)
-        if result is not None and scenarios[i].like is not None:
-            above = result[0] / bounds[i] - 1 if bounds[i] else 0.0
-            expected[scenarios[i].like] = min(expected.get(scenarios[i].like, inf), 1 + LIKELY * above + ALIKE)
+        alike[like] += 1
+        if result is not None and like is not None:
+            above[like] = min(above.get(like, inf), result[0] / bounds[i] - 1 if bounds[i] else 0.0)
         solved += 1
         further += bool(found)
         progress("solve", solved, len(scenarios))
@@ -165,6 +168,12 @@ def search(
         new = [Found(scenarios[i].name, *r) for r in results if r[0] < cutoff]
         found = _best_of_kinds([*found, *new], kind)[:top]
     return _answer(found, bounds, solved, complete)
+
+
+def _expected(above: float, solved: int) -> float:
+    """How many times its bound a scenario's answer is likely to be, where answers alike are by so much above theirs."""
+    likely: float = LIKELY ** (1 / solved)
+    return 1 + likely * above + ALIKE
 
 
 def worth(further: int) -> float:

@@ -101,6 +101,10 @@ def read(record: PlanRecord) -> Recipe:
         "blocks mix selective with other recomputation; plan with one: --constraint recompute=selective, or none"
         if "selective" in kinds and len(kinds) > 1
         else "",
+        "recompute=light is not exported, as others have no such choice of operators; plan with "
+        "--constraint recompute=none or full"
+        if "light" in kinds
+        else "",
         f"dp={degrees.dp} replicas share microbatches of {record.global_microbatch} unevenly; plan for another batch"
         if left or not share
         else "",

@@ -36,7 +36,7 @@ def nearest(counts: Sequence[int], count: int) -> list[int]:
 class ManualConfig:
     """A plan as people write it. Degrees multiply to `devices` (0 = all of the cluster).
 
-    `recompute` is none, selective, full or `full:N` (the last N blocks);
+    `recompute` is none, light, selective, full or `full:N` (the last N blocks);
     `layers` overrides keys for ranges of blocks: `0-5:tp=4+zero=0;6-11:zero=3`.
     """
 
@@ -261,7 +261,7 @@ _ALLOWED: dict[str, tuple[str, Callable[[object], bool]]] = {
     "zero": ("0, 1, 2 or 3", lambda v: v in (0, 1, 2, 3)),
     "schedule": _among(*SCHEDULES),
     "zero_group": _matches(r"all|node|[1-9]\d*", "all, node or a number of ranks"),
-    "recompute": _matches(r"none|selective|full(:[1-9]\d*)?", "none, selective, full or full:N with N of at least 1"),
+    "recompute": _matches(r"none|light|selective|full(:[1-9]\d*)?", "none, light, selective, full, full:N (N > 0)"),
     "stage_layers": _matches(r"|\d+(/\d+)*", "layer counts such as 12/12/11/13"),
     "offload": _among("none", "optimizer", "activations"),
     "framework": _among(*FRAMEWORKS),
@@ -313,7 +313,7 @@ def _constraint_mistake(pattern: str, key: str, value: str) -> str:
     if key == "exclude":
         return "" if value in EXCLUDABLE else f"exclude={value}: give one of {', '.join(EXCLUDABLE)}"
     if key == "recompute" and value.startswith("full:"):
-        return f"recompute={value}: not allowed as a constraint; give none, selective or full, or a config"
+        return f"recompute={value}: not allowed as a constraint; give none, light, selective or full, or a config"
     if key not in PINNABLE:
         return f"key {key!r} can't be pinned; give one of {', '.join(PINNABLE)} or exclude=..."
     return _mistake(key, int(value) if re.fullmatch(r"\d+", value) else value)

@@ -48,7 +48,7 @@ def _sections(record: PlanRecord) -> Iterator[Section]:
     )
     yield Section(
         "What the layers do",
-        "A row a property; recompute: 1 selective, 2 full. Hover for a layer's name and layouts.",
+        "A row a property; recompute: 1 light, 2 selective, 3 full. Hover for a layer's name and layouts.",
         [pictures.strategies(record)],
     )
     yield from _others(record)

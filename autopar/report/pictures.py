@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import log2
 from typing import Any
 
-from autopar.plan import PlanRecord
+from autopar.plan import RECOMPUTES, PlanRecord
 from autopar.report.held import held_over_time
 from autopar.report.page import Picture
 from autopar.report.strategy import name_span, strategy_text
@@ -24,7 +24,6 @@ COLOURS = {
 MOST_BARS, MOST_GROUPS, MOST_LAYERS = 4000, 16, 40
 """Bars of a timeline, groups of devices, and runs of layers that are shown at most."""
 GIB = 1 << 30
-RECOMPUTES = ("none", "selective", "full")
 
 
 def seconds(records: Mapping[str, PlanRecord]) -> Picture:

@@ -65,14 +65,14 @@ def lower(
 
 
 def with_regions(
-    steps: Sequence[Step], regions: Sequence[Collection[str]]
+    steps: Sequence[Step], regions: Sequence[Collection[str]], light: bool = False
 ) -> tuple[tuple[Step, ...], tuple[range, ...]]:
     """The steps in an order in which the calls of each region's ops are consecutive, and where they are.
 
     Layout changes between steps of a region are part of it; those in front of it and behind it are not, unless the
-    region is all there is.
+    region is all there is. `light` regions have those behind them, too: what is gathered isn't kept either.
     """
-    groups = [_members(steps, region) for region in regions]
+    groups = [_members(steps, region, light) for region in regions]
     order = in_order([read_by(s) for s in steps], [made_by(s) for s in steps], groups)
     if order is None:
         raise ValueError(f"regions {regions!r} can't be run in one piece each")
@@ -81,7 +81,7 @@ def with_regions(
     return tuple(steps[i] for i in order), tuple(range(a, a + len(g)) for a, g in zip(starts, groups, strict=True))
 
 
-def _members(steps: Sequence[Step], region: Collection[str]) -> list[int]:
+def _members(steps: Sequence[Step], region: Collection[str], light: bool) -> list[int]:
     """Which steps make up the region of some ops."""
     calls = {i for i, step in enumerate(steps) if isinstance(step, Call) and step.op.name in region}
     if len(calls) == sum(isinstance(step, Call) for step in steps):
@@ -92,7 +92,7 @@ def _members(steps: Sequence[Step], region: Collection[str]) -> list[int]:
             inside.add(step.result)
     members, read = set(calls), {name for i in calls for name in read_by(steps[i])}
     for i, step in reversed(list(enumerate(steps))):
-        if isinstance(step, Relayout) and step.source in inside and step.result in read:
+        if isinstance(step, Relayout) and step.source in inside and (light or step.result in read):
             members.add(i)
             read.add(step.source)
     return sorted(members)
@@ -149,10 +149,11 @@ class _Lowering:
     def program(self, outputs: tuple[str, ...]) -> Program:
         """The finished program, which returns `outputs`."""
         layer = self.layer
-        steps, regions = with_regions(self.steps, rerun_regions(layer, self.strategy.recompute))
+        light = self.strategy.recompute == "light"
+        steps, regions = with_regions(self.steps, rerun_regions(layer, self.strategy.recompute), light)
         return Program(
             self.axis_sizes, steps, layer.inputs, layer.params, layer.buffers, outputs, self.layouts, self.values,
-            regions,
+            regions, light,
         )  # fmt: skip
 
     @property

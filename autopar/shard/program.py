@@ -85,7 +85,7 @@ class Program:
     `inputs` enter in the layouts that follow the strategy's entry; `outputs` name, for each output of the class, what
     to hand on, in the layouts that follow its exit. Parameters and buffers are stored in `layouts[name]`.
     `axis_sizes` are those of the stage's mesh. `regions` are steps of which only what they read from outside is kept
-    for the backward pass, in which they run again.
+    for the backward pass, in which they run again; with `light`, what they make is not kept by others either.
     """
 
     axis_sizes: tuple[int, ...]
@@ -97,6 +97,7 @@ class Program:
     layouts: dict[str, Layout] = field(hash=False)
     values: dict[str, TensorSpec] = field(hash=False)
     regions: tuple[range, ...] = ()
+    light: bool = False
 
     def entering(self, region: range) -> tuple[str, ...]:
         """Names that a region reads and doesn't make."""

@@ -4,14 +4,16 @@
 transformer models", 2022), whose bytes grow with the square of the sequence. A core is made of products of two values
 that gradients flow to (queries by keys, weights by values; a fused attention is one by itself) and of all that lies on
 a path between two such products: scaling, mask, softmax, dropout, casts. No product with a parameter is part of it.
+`light`: what is cheap to make again (`light.py`); whoever keeps a result of such a region has it made again, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from autopar.graph import LayerClass, Op
+from autopar.shard.light import connected, is_view, made_again
 
 FUSED = "scaled_dot_product_attention"
 PRODUCTS = frozenset({"matmul", "bmm", "baddbmm", "einsum", FUSED})
@@ -20,10 +22,10 @@ _OTHER_PRODUCTS = ("linear", "bilinear", "mm", "addmm", "conv", "embedding")
 
 
 def rerun_regions(layer: LayerClass, recompute: str) -> tuple[frozenset[str], ...]:
-    """Names of the ops of each region of a layer under `none`, `selective` or `full` recomputation."""
+    """Names of the ops of each region of a layer under `none`, `light`, `selective` or `full` recomputation."""
     if recompute == "full":
         return (frozenset(op.name for op in layer.ops),)
-    return _cores(layer) if recompute == "selective" else ()
+    return _cores(layer) if recompute == "selective" else _light(layer) if recompute == "light" else ()
 
 
 def in_order(
@@ -54,21 +56,34 @@ def in_order(
     return order if legal else None
 
 
-# --- cores of attention -------------------------------------------------------------------------------------------
+def _in_one_piece(layer: LayerClass, wanted: Iterable[frozenset[str]]) -> tuple[frozenset[str], ...]:
+    """Of the regions wanted those that can run in one piece each: nothing outside lies between their ops."""
+    reads, makes = [op.operands for op in layer.ops], [op.results for op in layer.ops]
+    number = {op.name: i for i, op in enumerate(layer.ops)}
+    found: list[frozenset[str]] = []
+    for wish in wanted:
+        groups = [[number[name] for name in region] for region in (*found, wish)]
+        if in_order(reads, makes, groups) is not None:
+            found.append(wish)
+    return tuple(found)
+
+
+@lru_cache(maxsize=256)
+def _light(layer: LayerClass) -> tuple[frozenset[str], ...]:
+    """What is made again: ops that hand on what isn't kept are together where nothing lies between them."""
+    again = made_again(layer)
+    found = _in_one_piece(layer, connected(layer, again))
+    rest = again.difference(*found)
+    return _in_one_piece(layer, (*found, *(frozenset({name}) for name in sorted(rest))))
 
 
 @lru_cache(maxsize=256)
 def _cores(layer: LayerClass) -> tuple[frozenset[str], ...]:
-    """The cores that can run in one piece: nothing outside lies between their ops."""
-    reads, makes = [op.operands for op in layer.ops], [op.results for op in layer.ops]
-    number = {op.name: i for i, op in enumerate(layer.ops)}
-    found: list[frozenset[str]] = []
-    for core in _connected(layer):
-        core = _with_expansions(layer, core)
-        groups = [[number[name] for name in region] for region in (*found, core)]
-        if in_order(reads, makes, groups) is not None:
-            found.append(core)
-    return tuple(found)
+    """The cores that can run in one piece."""
+    return _in_one_piece(layer, (_with_expansions(layer, core) for core in _connected(layer)))
+
+
+# --- cores of attention -------------------------------------------------------------------------------------------
 
 
 def _connected(layer: LayerClass) -> Iterator[frozenset[str]]:
@@ -119,15 +134,11 @@ def _with_expansions(layer: LayerClass, core: frozenset[str]) -> frozenset[str]:
     for op in reversed(layer.ops):
         readers = {reader.name for name in op.results for reader in layer.consumers[name]}
         alone = readers and readers <= grown and not {*op.results} & {*layer.outputs}
-        if alone and not _is_product(op) and (_is_view(op) or _widens(op, layer)):
+        if alone and not _is_product(op) and (is_view(op) or _widens(op, layer)):
             grown.add(op.name)
-    made = {name for op in layer.ops if op.name in grown and not _is_view(op) for name in op.results}
-    idle = {op.name for op in layer.ops if _is_view(op) and layer.root[op.results[0]] not in made}
+    made = {name for op in layer.ops if op.name in grown and not is_view(op) for name in op.results}
+    idle = {op.name for op in layer.ops if is_view(op) and layer.root[op.results[0]] not in made}
     return frozenset(grown - (idle - core))
-
-
-def _is_view(op: Op) -> bool:
-    return all(op.alias_of)
 
 
 def _widens(op: Op, layer: LayerClass) -> bool:

@@ -66,8 +66,13 @@ def saved_names(call: Call) -> tuple[str, ...]:
     return kept
 
 
-def run_again(region: range, steps: Sequence[Step]) -> range:
-    """The steps of a region that run again in the backward pass: torch stops at the last tensor that is saved."""
+def run_again(region: range, steps: Sequence[Step], light: bool = False) -> range:
+    """The steps of a region that run again in the backward pass: torch stops at the last tensor that is saved.
+
+    All do of a `light` region, whose results are wanted.
+    """
+    if light:
+        return region
     ops = [step.op if isinstance(step, Call) else None for step in steps[region.start : region.stop]]
     end = last_saver(ops)
     own = end >= 0 and any(op is not None and saves_its_own(op) for op in ops[end : end + 1])

@@ -76,7 +76,7 @@ def trained(recompute: str, seed: int = 0) -> tuple[Tensor, dict[str, Tensor], T
     return loss, gradients, first
 
 
-@pytest.mark.parametrize("recompute", ["selective", "full"])
+@pytest.mark.parametrize("recompute", ["light", "selective", "full"])
 def test_recomputation_draws_the_same_masks(recompute: str) -> None:
     """Loss and gradients under recomputation are those without; another seed drops others."""
     loss, gradients, _ = trained("none")

@@ -38,7 +38,15 @@ def difference(record: PlanRecord, graph: OpGraph, name: str, options: dict[str,
     return max(float((a - b).abs().max() / a.abs().max().clamp(min=1e-3)) for a, b in zip(plain, ours, strict=True))
 
 
-PLANS = ["dp=2", "tp=2", "dp=2,zero=3,recompute=full", "tp=2,sp=1,recompute=selective,microbatch_size=4", "1f1b", "zbv"]
+PLANS = [
+    "dp=2",
+    "tp=2",
+    "dp=2,zero=3,recompute=full",
+    "dp=2,recompute=light",
+    "tp=2,sp=1,recompute=selective,microbatch_size=4",
+    "1f1b",
+    "zbv",
+]
 
 
 @pytest.mark.slow

@@ -53,6 +53,7 @@ def outcome(record: PlanRecord, graph: OpGraph, name: str, folder: str) -> list[
     [
         ("odd gpt", "dp=2,tp=2,sp=1,zero=1,recompute=selective"),  # uneven heads, sequences and vocabulary
         ("gpt eager", "dp=2,tp=2,zero=3,recompute=full"),  # dropout
+        ("gpt eager", "dp=2,tp=2,sp=1,recompute=light"),
         ("skips", "dp=2|tp=2"),  # stages with other meshes
     ],
 )

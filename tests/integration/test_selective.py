@@ -1,4 +1,4 @@
-"""The core of attention run again in the backward pass: exact, with the masks it had, and at the price of what runs."""
+"""Some ops run again in the backward pass: exact, with the masks they had, and at the price of what runs."""
 
 from __future__ import annotations
 
@@ -26,19 +26,21 @@ CONFIGS = {
 }
 TOLERANCES = {"gpt eager": 1e-9, "llama eager": 1e-4, "bert eager": 1e-9, "gpt": 1e-9, "llama": 1e-9, "vit": 1e-9}
 """Largest difference by model; the norms of transformers' Llama compute in float32 whatever the dtype."""
+QUICK = {"selective": ("gpt eager",), "light": ("gpt eager", "llama", "vit")}
 CASES = [
-    pytest.param(name, config, marks=() if name == "gpt eager" else pytest.mark.slow)
+    pytest.param(name, config, kind, marks=() if name in QUICK[kind] else pytest.mark.slow)
     for name in TOLERANCES
     for config in CONFIGS
+    for kind in QUICK
 ]
 
 
-@pytest.mark.parametrize(("name", "config"), CASES)
-def test_plan_is_exact(pool: Pool, name: str, config: str) -> None:
+@pytest.mark.parametrize(("name", "config", "kind"), CASES)
+def test_plan_is_exact(pool: Pool, name: str, config: str, kind: str) -> None:
     """Loss, gradients and parameters after three AdamW steps are those of one device that recomputes nothing and, of
     `gpt eager`, drops the same attention weights."""
-    record = planned(traced(name), f"{CONFIGS[config]},recompute=selective")
-    assert {s.recompute for s in record.stages[0].strategies} == {"none", "selective"}
+    record = planned(traced(name), f"{CONFIGS[config]},recompute={kind}")
+    assert {s.recompute for s in record.stages[0].strategies} == {"none", kind}
     report = pool.run(4, check, record, traced(name), name)[0]
     assert ("drops out" in report["reference"]) == (name == "gpt eager")
     assert not report["missing_gradients"]
@@ -69,7 +71,9 @@ def calls_of_a_step(name: str, recompute: str) -> tuple[Counter[str], Counter[st
     sizes = tuple(axis.size for axis in stage.mesh)
     for index, place in enumerate(stage.assignment):
         program = lower_layer(graph, index, stage.strategies[place], sizes)
-        steps = [program.steps[i] for region in program.regions for i in run_again(region, program.steps)]
+        steps = [
+            program.steps[i] for region in program.regions for i in run_again(region, program.steps, program.light)
+        ]
         again.update(step.op.target.split(".")[1] for step in steps if isinstance(step, Call))
     return calls.seen, again
 
@@ -85,3 +89,13 @@ def test_what_runs_again_is_what_is_priced(recompute: str, matmul: int, softmax:
     rerun = tuple(found[name] - plain[name] for name in ("bmm", "_softmax", "mm"))
     assert rerun == (matmul, softmax, linear)
     assert rerun == tuple(priced[name] for name in ("matmul", "softmax", "linear"))
+
+
+def test_light_ops_run_again_once() -> None:
+    """Though several products want its result, each norm of a block, and the activation, run again once."""
+    plain, _ = calls_of_a_step("llama", "none")
+    found, priced = calls_of_a_step("llama", "light")
+    for called, name in (("rsqrt", "rms_norm"), ("silu", "silu"), ("mm", "linear")):
+        assert found[called] - plain[called] == priced[name]
+    assert priced["silu"] == 2
+    assert not priced["linear"]

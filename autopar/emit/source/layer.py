@@ -117,7 +117,8 @@ class _Function:
         about = f"Runs again in the backward pass of {self.name}."
         helper = _Function(name, about, codes, {}, self.speaker, self.training)  # type: ignore[arg-type]
         self.helpers += helper.texts()
-        return f"recomputed({', '.join([name, *arguments])})"
+        kind = "made_again" if called[0].light else "recomputed"
+        return f"{kind}({', '.join([name, *arguments])})"
 
     def _argument(self, each: Sequence[fx.Node], index: int) -> str:
         return self._value([n.args[index] for n in each])

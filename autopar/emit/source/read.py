@@ -36,7 +36,7 @@ class LayerSource:
     def __init__(
         self, program: Program, function: Callable[..., Any], evaluating: Callable[..., Any], batch: int
     ) -> None:
-        self.program = program
+        self.program, self.makes_again = program, program.light
         self._functions = {True: function, False: evaluating}
         self._batch = batch
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from autopar.emit.again import made_again
 from autopar.emit.groups import StageGroups
 from autopar.emit.opaque import OpaqueCall, drawn
 from autopar.errors import EmitError
@@ -24,7 +25,7 @@ from autopar.shard.localize import CallInfo, Share
 
 __all__ = [
     "Axes", "CallInfo", "Here", "Share", "Submodule", "all_gather", "all_reduce", "all_to_all", "divide", "drawn",
-    "kernels", "pad", "pick", "recomputed", "recut", "reduce_scatter", "relayout", "split",
+    "kernels", "made_again", "pad", "pick", "recomputed", "recut", "reduce_scatter", "relayout", "split",
 ]  # fmt: skip
 
 Lengths = tuple[int, ...]

@@ -8,7 +8,7 @@ mode alone) are lowered and priced exactly: they are the columns that scenarios 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -237,8 +237,10 @@ class Chains:
         works: list[LayerWork] = []
         programs: dict[tuple[int, tuple[int, ...], str], LoweredLayer] = {}
         asked_by: dict[Storages, Asked] = {}
-        arcs = list(dict.fromkeys(self._promising([*prices, self._only_bytes])))
-        chosen = [*zip(arcs, self._choices(arcs), strict=True), *(self._near(arcs) if wide else ())]
+        asked_for = [*prices, self._only_bytes]
+        arcs = list(dict.fromkeys(self._promising(asked_for, (None, *self._families))))
+        near = self._near(dict.fromkeys(self._promising(asked_for, (None,)))) if wide else ()
+        chosen = [*zip(arcs, self._choices(arcs), strict=True), *near]
         for (r, arc), choice in chosen if wide else self._unbeaten(chosen):
             if choice in found[r]:
                 continue
@@ -261,7 +263,7 @@ class Chains:
         figures = iter(figures_of_all(works, self.pricer))
         return tuple(tuple(Column(strategy, next(figures), tie) for strategy, tie in own.values()) for own in found)
 
-    def _near(self, arcs: Sequence[tuple[int, Arc]]) -> Iterator[tuple[tuple[int, Arc], Labelling]]:
+    def _near(self, arcs: Iterable[tuple[int, Arc]]) -> Iterator[tuple[tuple[int, Arc], Labelling]]:
         """Arcs of runs of few layers with choices that cost little more there than the cheapest."""
         for r, arc in arcs:
             if self.runs[r].count <= FEW_LAYERS:
@@ -284,10 +286,13 @@ class Chains:
         """Columns of one run as choices of the stack problem."""
         return choices_of(columns, self.states)
 
-    def _promising(self, prices: list[Price]) -> Iterator[tuple[int, Arc]]:
-        """Arcs of the cheapest chains at the prices, over all modes and for each family of modes alone."""
-        families = {(m.zero, m.recompute) for t in self._tables for m in t.modes}
-        chains = [self._cheapest(prices, family) for family in (None, *sorted(families))]
+    @property
+    def _families(self) -> list[Family]:
+        return sorted({(m.zero, m.recompute) for t in self._tables for m in t.modes})
+
+    def _promising(self, prices: list[Price], families: Sequence[Family | None]) -> Iterator[tuple[int, Arc]]:
+        """Arcs of the cheapest chains at the prices for families of modes, each alone; None: over all modes."""
+        chains = [self._cheapest(prices, family) for family in families]
         for p in range(len(prices)):
             for cheapest in chains:
                 for arcs in cheapest.best(p, STORAGES_TRIED):

@@ -37,7 +37,7 @@ def kept_bytes(
         each = [
             _bytes_of_ends(space, around, batch)
             if kind == "full"
-            else _saved_bytes(space, around, batch, alone, rerun_regions(space.layer, kind))
+            else _saved_bytes(space, around, batch, alone, rerun_regions(space.layer, kind), kind == "light")
             for around in surroundings
         ]
         found[kind] = [np.minimum.reduce(same) for same in zip(*each, strict=True)]
@@ -50,11 +50,17 @@ def _saved_bytes(
     batch: int,
     alone: Sequence[list[dict[str, float]]],
     regions: Sequence[frozenset[str]],
+    light: bool,
 ) -> list[Bytes]:
-    """What autograd keeps, of regions what they read from outside; `alone`: what each call keeps outside of any."""
+    """What autograd keeps, of regions what they read from outside; `alone`: what each call keeps outside of any.
+
+    Nobody keeps what `light` regions make.
+    """
     total = [np.zeros(len(v)) for v in space.variables]
     free = {*space.layer.params, *space.layer.buffers, *around.held}
     region_of = {name: region for region in regions for name in region}
+    if light:
+        free |= {space.layer.root[r] for op in space.layer.ops if op.name in region_of for r in op.results}
     for placed, found in zip(space.placed, alone, strict=True):
         region = region_of.get(placed.op.name)
         if region is not None:

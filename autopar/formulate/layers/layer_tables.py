@@ -123,7 +123,8 @@ class LayerSolver:
             numbers, places_of = np.array([i for i, _ in own]), [at[mode] for _, mode in own]
             if ask.bounding:
                 mine = [(v, kept[places_of]) for v, kept in stored]
-                left = undominated([m for _, m in own], mine, bool(self.space.tied), np.array(self._entries[axes]))
+                count, entries = ask.setting.num_microbatches, np.array(self._entries[axes])
+                left = undominated([m for _, m in own], mine, ask.costs, count, entries)
                 numbers, places_of = numbers[left], [places_of[i] for i in left]
             rows[axes] = np.full(len(modes), -1)
             rows[axes][numbers] = [places.setdefault(place, len(places)) for place in places_of]

@@ -11,23 +11,25 @@ from autopar.shard.lower import lower
 from autopar.shard.regions import rerun_regions
 
 WORTH = 0.05
-"""Share of the bytes kept for the backward that selective recomputation must save to be searched. The result of a fused
-attention, some 4 %, costs more time to make again than whole recomputation of that share of the layers."""
+"""Share of the bytes kept for the backward that recomputation of some ops must save to be searched. The result of a
+fused attention, some 4 %, costs more time to make again than whole recomputation of that share of the layers."""
+SOME = ("light", "selective")
+"""Kinds that run some ops again."""
 
 
 @lru_cache(maxsize=1024)
 def offered(layer: LayerClass, wanted: tuple[str, ...]) -> tuple[str, ...]:
     """Of the kinds `wanted` those that make sense for a layer.
 
-    Without a region that selective recomputation would run again, it is none; among others it is left out where it
-    saves next to nothing.
+    Without a region that a kind would run again, it is none; among others it is left out where it saves next to
+    nothing.
     """
-    if "selective" not in wanted:
-        return wanted
-    if not rerun_regions(layer, "selective"):
-        return tuple(dict.fromkeys("none" if kind == "selective" else kind for kind in wanted))
-    worth = len(wanted) == 1 or kept_bytes(layer, "selective") < (1 - WORTH) * kept_bytes(layer, "none")
-    return wanted if worth else tuple(kind for kind in wanted if kind != "selective")
+    kinds = tuple(dict.fromkeys(kind if rerun_regions(layer, kind) else "none" for kind in wanted))
+    return tuple(kind for kind in kinds if len(wanted) == 1 or kind not in SOME or _is_worth(layer, kind)) or ("none",)
+
+
+def _is_worth(layer: LayerClass, kind: str) -> bool:
+    return kept_bytes(layer, kind) < (1 - WORTH) * kept_bytes(layer, "none")
 
 
 @lru_cache(maxsize=256)

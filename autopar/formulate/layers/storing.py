@@ -13,7 +13,7 @@ from autopar.engine.label_graph import Labels
 from autopar.formulate.layers.labels import LabelSpace
 from autopar.formulate.layers.rates import ParameterRates
 from autopar.formulate.layers.runs import Surroundings
-from autopar.formulate.layers.tables import Array, Mode, Setting
+from autopar.formulate.layers.tables import Array, Mode, Setting, SpaceCosts
 from autopar.graph import LayerClass, Layout, TensorSpec, local_shape
 from autopar.shard.gathering import may_spare_parameters
 from autopar.shard.storage import Axes, parameter_storage
@@ -95,26 +95,28 @@ def _elements(spec: TensorSpec, layouts: tuple[Layout | None, ...], sizes: tuple
 
 
 def undominated(
-    modes: Sequence[Mode], costs: Sequence[tuple[int, Array]], tied: bool, entries: Labels | None = None
+    modes: Sequence[Mode],
+    stored: Sequence[tuple[int, Array]],
+    costs: SpaceCosts,
+    num_microbatches: int,
+    entries: Labels,
 ) -> list[int]:
     """Numbers of the modes without those that are nowhere cheaper than another one of the same price.
 
-    `costs` are those of `storage_costs`, of which the entry's count at `entries` alone, if given. Layers that share
-    parameters (`tied`) have one ZeRO level: their modes are compared with those of the same level alone.
+    `stored` are `storage_costs`, of which the entry's count at `entries` alone; `costs` those of a microbatch. Layers
+    that share parameters have one ZeRO level: their modes are compared with those of the same level alone.
     """
-    (_, barred), *rest = costs
-    barred = barred if entries is None else barred[:, entries]
+    (_, barred), *rest = stored
+    barred, tied = barred[:, entries], bool(costs.space.tied)
     table = np.concatenate([barred, *(kept for _, kept in rest)], axis=1)
     groups: dict[object, list[int]] = {}
     for k, mode in enumerate(modes):
         groups.setdefault((mode.price, mode.zero if tied else None), []).append(k)
     kept: list[int] = []
     for group in groups.values():
-        again = np.array([modes[k].recompute for k in group])
-        gainless = (again == "none")[:, None] & (
-            modes[group[0]].byte_price == 0.0
-        )  # bytes that cost nothing needn't be saved
-        comparable = (again[:, None] == again[None]) | gainless
+        mode, kinds = modes[group[0]], [costs.kinds.index(modes[k].recompute) for k in group]
+        weights = num_microbatches * max(mode.second_weight, np.finfo(float).tiny), mode.byte_price * mode.in_flight
+        comparable = costs.nowhere_dearer(*weights)[np.ix_(kinds, kinds)]
         beats = comparable & (table[group][:, None] <= table[group][None]).all(axis=2)
         beats &= ~beats.T | np.tri(len(group), k=-1, dtype=bool).T  # of equal ones the first stays
         kept += [group[i] for i in np.flatnonzero(~beats.any(axis=0))]

@@ -152,6 +152,23 @@ class SpaceCosts:
         """Seconds and kept bytes of all variables one after the other (kinds, all labels)."""
         return np.concatenate(self.single, axis=1), np.concatenate(self.kept, axis=1)
 
+    def nowhere_dearer(self, second_weight: float, byte_price: float) -> NDArray[np.bool_]:
+        """[j, k]: whether kind j costs no more than kind k on any labels, with seconds and kept bytes counted so.
+
+        The sum of what each variable and each pair of them saves at least must not be negative.
+        """
+        seconds, kept = self.in_line
+        starts = np.cumsum([0, *map(len, self.space.variables)])[:-1]
+        each = np.minimum.reduceat(_by_kinds(second_weight * seconds + byte_price * kept), starts, axis=2)
+        found: NDArray[np.bool_] = each.sum(axis=2) + second_weight * self._saved_by_pairs >= 0
+        return found
+
+    @cached_property
+    def _saved_by_pairs(self) -> Array:
+        """[j, k]: what kind j saves at least of the seconds of kind k's pairs."""
+        each = [_by_kinds(table.reshape(len(self.kinds), -1)).min(axis=2) for table in self.pair.values()]
+        return np.sum(each, axis=0) if each else np.zeros((len(self.kinds),) * 2)
+
 
 def space_costs(
     space: LabelSpace,
@@ -198,6 +215,13 @@ def space_costs(
     return SpaceCosts(space, forward, backward, rerun, kept)
 
 
+def _by_kinds(costs: Array) -> Array:
+    """[j, k]: by how much kind j costs less than kind k, inf where both are illegal; `costs` (kinds, ...)."""
+    with np.errstate(invalid="ignore"):
+        less = costs[None] - costs[:, None]
+    return np.where(np.isnan(less), np.inf, less)
+
+
 def least_of(space: LabelSpace, calls: Iterable[tuple[Placed, Array, Array]], batches: int) -> list[Least]:
     """For each of so many batches what a layer's passes take at least by its calls alone (`CallPrices.of`), each
     variable as suits the pass best."""
@@ -221,10 +245,14 @@ class _Again:
     """What of a layer runs again under a kind of recomputation, as `run_again` says of its lowered programs."""
 
     def __init__(self, layer: LayerClass, kind: str) -> None:
-        self._layer = layer
+        self._layer, self._light = layer, kind == "light"
         self._ends: list[tuple[frozenset[str], int]] = []
         ops: list[Op] = []
         for region in rerun_regions(layer, kind):
+            if self._light:
+                self._ends.append((region, len(layer.ops)))
+                ops += [op for op in layer.ops if op.name in region]
+                continue
             end = last_saver([op if op.name in region else None for op in layer.ops])
             self._ends.append((region, end))
             ops += [op for op in layer.ops[: end + 1] if op.name in region]
@@ -239,7 +267,7 @@ class _Again:
         if len(region) == len(self._layer.ops):
             return True
         maker = self._layer.producer.get(edge.value)
-        return maker is not None and maker.name in region and not region.isdisjoint(edge.readers)
+        return maker is not None and maker.name in region and (self._light or not region.isdisjoint(edge.readers))
 
 
 def passing_seconds(space: LabelSpace, around: Surroundings, setting: Setting, relayouts: RelayoutPrices) -> Array:
