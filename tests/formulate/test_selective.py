@@ -105,13 +105,13 @@ def test_offered_where_it_saves_bytes() -> None:
     assert {offered(c, ("selective",)) for c in traced("mlp").classes} == {("none",)}
 
 
-def test_the_search_takes_it_where_memory_is_short() -> None:
-    """Between what fits without recomputation and what doesn't, blocks run their core again, and it is faster than
-    recomputing whole layers only."""
+def test_the_search_recomputes_parts_where_memory_is_short() -> None:
+    """Between what fits without recomputation and what doesn't, blocks run parts again (their core, or what is cheap),
+    and it is faster than recomputing whole layers only."""
     free = limited(None, ())
     limit = round(free.peak_tensor_bytes * 0.75)
     plan, without = limited(limit, ()), limited(limit, ("recompute=full",))
-    assert "selective" in {s.recompute for s in plan.stages[0].strategies}
+    assert {"selective", "light"} & {s.recompute for s in plan.stages[0].strategies}
     assert plan.peak_tensor_bytes <= limit
     assert plan.step_time_s < without.step_time_s
 

@@ -239,7 +239,8 @@ class Chains:
         asked_by: dict[Storages, Asked] = {}
         asked_for = [*prices, self._only_bytes]
         arcs = list(dict.fromkeys(self._promising(asked_for, (None, *self._families))))
-        near = self._near(dict.fromkeys(self._promising(asked_for, (None,)))) if wide else ()
+        plain = (None, *(family for family in self._families if family[1] == "none"))
+        near = self._near(dict.fromkeys(self._promising(asked_for, plain))) if wide else ()
         chosen = [*zip(arcs, self._choices(arcs), strict=True), *near]
         for (r, arc), choice in chosen if wide else self._unbeaten(chosen):
             if choice in found[r]:
