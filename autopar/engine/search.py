@@ -110,12 +110,14 @@ def search(
     time_limit_s: float | None = None,
     below: float = inf,
     thorough: bool | None = None,
+    look: Callable[[int, int], float] | None = None,
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
 ) -> Answer[Payload]:
     """The `top` best answers, each of another `kind`, or else scenario. Equal ones keep the order of the scenarios.
 
     Answers that aren't `below` a figure are left out, and so is a scenario that promises less than `worth` unless the
-    search is `thorough` (None: in small spaces); the bound is that of all.
+    search is `thorough` (None: in small spaces); the bound is that of all. `look(i, n)` says what the n-th of the
+    `looks` of scenario i shows, if somebody else takes them.
     After `time_limit_s` the best answer so far is given; at least one scenario is always solved. `progress` is told
     what is done (`bound`, `solve`), how many scenarios are and how many there are at most.
     """
@@ -126,7 +128,7 @@ def search(
     found: list[Found[Payload]] = []
     above: dict[Hashable, float] = {}
     alike: Counter[Hashable] = Counter()
-    large = len(scenarios) > SMALL if thorough is None else not thorough
+    large = is_large(len(scenarios), thorough)
     bounded = solved = further = 0
     complete = True
     while heap:
@@ -140,7 +142,7 @@ def search(
             complete = False
             break
         if better and not (late and bounded):
-            promise = max(bound, better[0]())
+            promise = max(bound, better[0]() if look is None else look(i, level))
             if level < len(scenarios[i].bounds):
                 bounds[i] = promise
             bounded += level == 0
@@ -168,6 +170,11 @@ def search(
         new = [Found(scenarios[i].name, *r) for r in results if r[0] < cutoff]
         found = _best_of_kinds([*found, *new], kind)[:top]
     return _answer(found, bounds, solved, complete)
+
+
+def is_large(scenarios: int, thorough: bool | None = None) -> bool:
+    """Whether small gains are passed by in a search over so many."""
+    return scenarios > SMALL if thorough is None else not thorough
 
 
 def _expected(above: float, solved: int) -> float:

@@ -39,17 +39,13 @@ class SolvedScenario:
 
 @dataclass
 class StageScenario:
-    """One stage over a mesh with a number of microbatches, for a given model and budget.
-
-    `least_bytes`, known once bounded: no plan of the scenario holds less (temporaries apart).
-    """
+    """One stage over a mesh with a number of microbatches, for a given model and budget."""
 
     runs: tuple[LayerRun, ...]
     setting: Setting
     pricer: Pricer
     budget: Budget
     known: Known
-    least_bytes: float = np.inf
     _chains: Chains = field(init=False)
 
     def __post_init__(self) -> None:
@@ -66,6 +62,11 @@ class StageScenario:
         mesh = "x".join(str(s) for s in self.setting.sizes)
         count, batch = self.setting.num_microbatches, self.setting.batch
         return f"{mesh} devices{self._chains.inside}, {count} microbatches of {batch}"
+
+    @property
+    def least_bytes(self) -> float:
+        """No plan of the scenario holds less (temporaries apart), once bounded."""
+        return self._chains.least_bytes
 
     def bound_s(self) -> float:
         """Seconds that no plan of this scenario under the limit can beat; inf where none is legal or small enough."""
@@ -89,7 +90,6 @@ class StageScenario:
         if not chains.possible:
             return np.inf
         chains.bound(level)
-        self.least_bytes = chains.least_bytes
         return chains.bound_s if limit is None or self.least_bytes <= limit else np.inf
 
     def solve(self, cutoff_s: float = np.inf) -> SolvedScenario:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import inf
 from time import monotonic
 
-from autopar.engine.search import FURTHER, Answer, Scenario, search
+from autopar.engine.search import FURTHER, Answer, Scenario, is_large, search
+from autopar.formulate.ahead import Ahead, may_fork
 from autopar.formulate.kinds import kind_of
 from autopar.formulate.pipelines.scenario import PipelineScenario
 from autopar.formulate.record.assemble import Solved
@@ -36,14 +38,17 @@ def searched(
     thorough: bool | None = None,
 ) -> Answer[Solved]:
     """Search scenarios for the `top` fastest plans of different kinds (`engine.search`)."""
-    return search(
-        [_as_engine_scenario(s) for s in scenarios],
-        top=top,
-        kind=kind_of if top > 1 else None,
-        time_limit_s=None if end_s == inf else max(0.0, end_s - monotonic()),
-        below=below_s,
-        thorough=thorough,
-    )
+    asked = [_as_engine_scenario(s) for s in scenarios]
+    with Ahead(scenarios, asked) if is_large(len(asked), thorough) and may_fork() else nullcontext() as ahead:
+        return search(
+            asked,
+            top=top,
+            kind=kind_of if top > 1 else None,
+            time_limit_s=None if end_s == inf else max(0.0, end_s - monotonic()),
+            below=below_s,
+            thorough=thorough,
+            look=ahead.look if ahead else None,
+        )
 
 
 def _as_engine_scenario(scenario: AnyScenario) -> Scenario[Solved]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from autopar.formulate.layers.layer_tables import Ask, LayerSolver
 from autopar.formulate.layers.run_tables import RunTables
@@ -13,7 +13,7 @@ from autopar.formulate.layers.tables import Least, Price, least_of, passing_seco
 
 if TYPE_CHECKING:
     from autopar.formulate.chains.reckoning import Reckoning
-    from autopar.formulate.chains.strategies import Chains
+    from autopar.formulate.chains.strategies import Chains, Found
 
 FIRST, RUN, WHOLE = 1, 2, 3
 """Ever better bounds, each dearer than the one before."""
@@ -25,12 +25,17 @@ ROWS = 1 << 24
 """Entries of all tables that elimination makes at once."""
 
 
+News: TypeAlias = dict[int, tuple[int, "Found"]]
+"""By number of a member the level to which it is bounded, and what was found."""
+
+
 @dataclass(eq=False)
 class Siblings:
     """`members` have the same runs and the same choices."""
 
     members: list[Chains] = field(default_factory=list)
     _levels: dict[Chains, int] = field(default_factory=dict)
+    _told: dict[int, tuple[int, bool]] = field(default_factory=dict)
     _calls: dict[tuple[Surroundings, int], Least] = field(default_factory=dict)
 
     def bound(self, asked: Chains, level: int) -> None:
@@ -53,6 +58,27 @@ class Siblings:
                 self._round({m: m.whole.dual.asked(seeds[m]) for m in waiting}, lambda m: m.whole)
         self._levels |= dict.fromkeys(waiting, level)
 
+    def level(self, member: Chains) -> int:
+        """How well a member is bounded; 0: not yet."""
+        return self._levels.get(member, 0)
+
+    def news(self) -> News:
+        """What has been found since this was asked last, for another process with the same members to `learn`."""
+        new: News = {}
+        for i, member in enumerate(self.members):
+            found = member.found
+            known = self.level(member), found.calls is not None
+            if known != self._told.get(i, (0, False)):
+                new[i] = known[0], found
+                self._told[i] = known
+        return new
+
+    def learn(self, news: News) -> None:
+        """Take over what another process has found."""
+        for i, (level, found) in news.items():
+            self.members[i].adopt(found)
+            self._levels[self.members[i]] = level
+
     def calls(self, asked: Chains, around: Surroundings) -> Least:
         """What a layer takes at least by its calls, each as suits it best: found for all members at once."""
         key = around, asked.setting.batch
@@ -65,11 +91,11 @@ class Siblings:
 
     def _waiting(self, asked: Chains, level: int) -> list[Chains]:
         """Members to be bounded now: those that have not been and promise about as much."""
-        waiting = [m for m in self.members if m.possible and self._levels.get(m, 0) < level]
+        waiting = [m for m in self.members if m.possible and self.level(m) < level]
         if asked not in waiting:
             return []
         near = NEAR * asked.promise_s
-        return [m for m in waiting if m is asked or (self._levels.get(m, 0) == level - 1 and m.promise_s <= near)]
+        return [m for m in waiting if m is asked or (self.level(m) == level - 1 and m.promise_s <= near)]
 
     def _round(
         self, asked: Mapping[Chains, list[Price]], of: Callable[[Chains], Reckoning], whole: bool = True

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import prod
+from math import inf, prod
+from typing import NamedTuple
 
 from autopar.cost.layer import LayerWork, figures_of_all
 from autopar.cost.pricer import Pricer
@@ -40,6 +41,15 @@ STORAGES_TRIED = 3
 """How many storage layouts of a tied parameter are followed up at each price."""
 
 
+class Found(NamedTuple):
+    """Numbers of layouts, bounds by the longest run and by all, what the layers of each run take by their calls."""
+
+    states: dict[Layout, int]
+    rough: Reckoning
+    whole: Reckoning
+    calls: tuple[Least, ...] | None
+
+
 @dataclass(eq=False)
 class Chains:
     """Tables and columns of a model's layers over a mesh.
@@ -65,10 +75,10 @@ class Chains:
         longest = max(range(len(self.runs)), key=lambda r: self.runs[r].count)
         self.rough = Reckoning(Dual(limit, self.in_flight, self.setting.staged), (longest,))
         self.whole = Reckoning(Dual(limit, self.in_flight, self.setting.staged), tuple(range(len(self.runs))))
-        self._siblings.members.append(self)
+        self.siblings.members.append(self)
 
     @cached_property
-    def _siblings(self) -> Siblings:
+    def siblings(self) -> Siblings:
         """All chains over the mesh that have the same choices."""
         key = (id(self.runs), self.setting.mesh, self.setting.groups, self._own_batch, self.in_flight)
         return self.known.siblings.setdefault(key, Siblings())
@@ -159,9 +169,25 @@ class Chains:
 
     # --- bounds ---------------------------------------------------------------------------------------------------
 
+    @property
+    def level(self) -> int:
+        """How well it is bounded; 0: not yet."""
+        return self.siblings.level(self)
+
+    @property
+    def found(self) -> Found:
+        """What bounds are made of, as far as it is known."""
+        return Found(self.states, self.rough, self.whole, self.__dict__.get("calls"))
+
+    def adopt(self, found: Found) -> None:
+        """Take over what was found elsewhere."""
+        self.states, self.rough, self.whole = found.states, found.rough, found.whole
+        if found.calls is not None:
+            self.__dict__["calls"] = found.calls
+
     def bound(self, level: int) -> None:
         """Find bounds, together with siblings that look as promising (`Siblings.bound`)."""
-        self._siblings.bound(self, level)
+        self.siblings.bound(self, level)
 
     @property
     def _reckoning(self) -> Reckoning:
@@ -189,7 +215,7 @@ class Chains:
     @cached_property
     def calls(self) -> tuple[Least, ...]:
         """For each run what a layer takes at least by its calls, each as suits it best."""
-        return tuple(self._siblings.calls(self, alike(run.around)) for run in self.runs)
+        return tuple(self.siblings.calls(self, alike(run.around)) for run in self.runs)
 
     @property
     def promise_s(self) -> float:
@@ -199,8 +225,8 @@ class Chains:
 
     @property
     def least_bytes(self) -> float:
-        """Bytes that every plan holds at least (temporaries apart)."""
-        return self._reckoning.dual.least_bytes[self.in_flight[0]]
+        """Bytes that every plan holds at least (temporaries apart); inf before it is bounded."""
+        return self._reckoning.dual.least_bytes.get(self.in_flight[0], inf)
 
     def step_costs(self) -> tuple[list[Price], list[Floats]]:
         """Prices, and for each run the least cost (P, S, S) of one layer at each, whatever the tied storage."""
@@ -216,7 +242,7 @@ class Chains:
     def _make_tables(self, prices: Sequence[Price]) -> None:
         """Tables for columns at some prices, and for those that hold least."""
         asked = [*prices, self._only_bytes]
-        self._tables = self._siblings.tables({self: asked}, bounding=False, runs=self.runs)[self]
+        self._tables = self.siblings.tables({self: asked}, bounding=False, runs=self.runs)[self]
 
     # --- columns --------------------------------------------------------------------------------------------------
 

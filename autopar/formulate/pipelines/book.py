@@ -190,10 +190,18 @@ class StageBook:
 
     units: Units
     chains: Chains
-    least_bytes: float = np.inf
     _choices: dict[tuple[int, int], tuple[list[int], Choices]] = field(default_factory=dict)
     _solved: dict[object, tuple[StackSolution, float]] = field(default_factory=dict)
     _at_ends: dict[tuple[int, str, Layout], int] = field(default_factory=dict)
+
+    @property
+    def least_bytes(self) -> float:
+        """No stage that begins the model holds less, once bounded; inf before."""
+        level = self.chains.level
+        if not level:
+            return np.inf
+        known = self.ranges if level == WHOLE else self.run_ranges if level == RUN else self.rough_ranges
+        return float(np.min(known.held_bytes[self.chains.in_flight[0]][0, 1:]))
 
     @cached_property
     def rough_ranges(self) -> Ranges:
@@ -220,7 +228,6 @@ class StageBook:
             if price != ONLY_BYTES and (price, count, _once) != PASSES:
                 priced.setdefault(price, {})[count] = cost
         held = {q: cost for (price, q, _), cost in zip(prices, costs, strict=True) if price == ONLY_BYTES}
-        self.least_bytes = float(np.min(held[chains.in_flight[0]][0, 1:]))
         passes = costs[prices.index(PASSES)]
         return Ranges(chains.setting.num_microbatches, passes, self._least(chains.calls), priced, held, limit)
 
