@@ -22,7 +22,6 @@ settings.load_profile("busy")
 def pytest_configure() -> None:
     """Before any test module (and torch) is imported: one thread a process, and caches that aren't the user's."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("AUTOPAR_PROCESSES", "1")  # other tests run on the other core
     os.environ["AUTOPAR_CACHE_DIR"] = tempfile.mkdtemp(prefix="autopar-tests-")
 
 

@@ -51,11 +51,9 @@ class Look:
 
 
 def may_fork() -> bool:
-    """Whether a search may use a second process: on Linux with two cores, in a process that nobody else has begun to
-    share work out, unless AUTOPAR_PROCESSES says 1."""
-    if sys.platform != "linux" or parent_process() is not None or os.environ.get(PROCESSES) == "1":
-        return False
-    return len(os.sched_getaffinity(0)) > 1
+    """Whether a search may use a second process: where AUTOPAR_PROCESSES says 2 or more, on Linux, in a process that
+    nobody else has begun to share work out."""
+    return os.environ.get(PROCESSES, "1") not in ("", "0", "1") and sys.platform == "linux" and not parent_process()
 
 
 class Ahead:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import sys
 from collections.abc import Iterator
 from itertools import count
 
@@ -102,7 +104,27 @@ def test_an_error_ends_the_other_process(forks: list[int], monkeypatch: pytest.M
     assert len(forks) == 1
 
 
-def test_one_process_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """AUTOPAR_PROCESSES=1 keeps a search to itself."""
+def test_two_processes_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search keeps to itself unless AUTOPAR_PROCESSES asks for more."""
+    monkeypatch.delenv(ahead.PROCESSES, raising=False)
+    assert not may_fork()
     monkeypatch.setenv(ahead.PROCESSES, "1")
     assert not may_fork()
+    monkeypatch.setenv(ahead.PROCESSES, "2")
+    assert may_fork() == (sys.platform == "linux")
+
+
+def test_seconds_are_those_of_both(forks: list[int]) -> None:
+    """What a search is said to have taken counts the other process."""
+    began = cpu_s()
+    record = planner("gpt", "16xa100-80gb", 96).plan()
+    spent = [now - then for now, then in zip(cpu_s(), began, strict=True)]
+    assert forks
+    assert spent[1] > 0.1 * spent[0]
+    assert 0.9 * sum(spent) < record.search_s < sum(spent) + 0.05
+
+
+def cpu_s() -> tuple[float, float]:
+    """CPU seconds of this process and of those ended."""
+    own, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime, ended.ru_utime + ended.ru_stime
