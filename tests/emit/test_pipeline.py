@@ -228,6 +228,7 @@ def test_tied_parameters_must_lie_alike(pool: Pool) -> None:
 
 def hang(record: PlanRecord, graph: OpGraph, store: str) -> str:
     rank, size = dist.get_rank(), dist.get_world_size()
+    dist.barrier()  # all are connected
     dist.destroy_process_group()
     timeout = timedelta(seconds=4)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout)
