@@ -8,7 +8,7 @@ by how much each operation ends behind the work of its device, so that the way a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from threading import Lock
@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autopar.cost.arrivals import gradients_under_way
 from autopar.cost.orders import Indices, Kind, Shape, order
 from autopar.schedules import SPLIT, V_SHAPED
 
@@ -134,6 +135,7 @@ class Holding(NamedTuple):
     gradients of chunk c exist from an earlier one. Where a schedule splits the backward pass, `half`: 1 for the half
     that puts gradients of weights off, 2 for the one that makes them (0: the pass is whole); `put_off[c]`: of how many
     other microbatches these are still to be made; `begun[c]`: whether the gradients that aren't put off exist.
+    `sent[c]`: of how many microbatches gradients that chunk c has sent are kept, where they aren't waited for at once.
     """
 
     chunk: int
@@ -142,6 +144,7 @@ class Holding(NamedTuple):
     half: int = 0
     put_off: tuple[int, ...] = ()
     begun: tuple[bool, ...] = ()
+    sent: tuple[int, ...] = ()
 
 
 @lru_cache(maxsize=4096)
@@ -153,9 +156,16 @@ def holdings(shape: Shape, group: int) -> tuple[Holding, ...]:
     chunk, half = counts.chunk[at, None], _HALF[counts.kind[at, None]]
     saved, grown, begun, put_off = (_before(n)[at] for n in (counts.saved, counts.grown, counts.begun, counts.put_off))
     others = put_off - ((half == 2) & (np.arange(shape.chunks) == chunk))
+    sent = gradients_under_way(_short(shape), group)[at] if keeps_sent(shape) else np.zeros_like(saved)
     split = (others, begun) if shape.schedule in SPLIT else ()
-    states = np.concatenate([chunk, half, saved, grown, *split], axis=1)
-    return tuple(_holding(row, shape.chunks) for row in _uncovered(dict.fromkeys(map(tuple, states.tolist()))))
+    states = np.concatenate([chunk, half, saved, sent, grown, *split], axis=1)
+    different = states[np.sort(np.unique(states, axis=0, return_index=True)[1])]
+    return tuple(_holding(row, shape) for row in _uncovered(different, shape.chunks).tolist())
+
+
+def keeps_sent(shape: Shape) -> bool:
+    """Whether what is sent is kept until it is known to have arrived, and not waited for at once."""
+    return shape.chunks > 1 or shape.schedule in SPLIT
 
 
 _HALF = np.array([{Kind.INPUT: 1, Kind.WEIGHT: 2}.get(kind, 0) for kind in Kind])
@@ -183,21 +193,26 @@ def fullest(shape: Shape) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _holding(row: tuple[int, ...], chunks: int) -> Holding:
+def _holding(row: Sequence[int], shape: Shape) -> Holding:
     """Of the numbers that `holdings` counts."""
     chunk, half, *rest = row
-    saved, grown, put_off, begun = (tuple(rest[i * chunks : (i + 1) * chunks]) for i in range(4))
-    return Holding(chunk, saved, tuple(map(bool, grown)), half, put_off, tuple(map(bool, begun)))
+    saved, sent, grown, put_off, begun = (tuple(rest[i * shape.chunks : (i + 1) * shape.chunks]) for i in range(5))
+    kept = sent if keeps_sent(shape) else ()
+    return Holding(chunk, saved, tuple(map(bool, grown)), half, put_off, tuple(map(bool, begun)), kept)
 
 
-def _uncovered(rows: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Those that no other one alike in the first two numbers is at least as much as in each number."""
-    found = list(rows)
-    states = np.array(found)
+def _uncovered(states: Indices, chunks: int) -> Indices:
+    """Those that no other one alike in the first two numbers is at least as much as in each number.
+
+    A microbatch's gradient that was sent counts for no more than what was saved of another one, the input among it.
+    """
+    amounts = states[:, 2:].copy()
+    amounts[:, chunks : 2 * chunks] += amounts[:, :chunks]
     alike = (states[:, None, :2] == states[:, :2]).all(axis=-1)
-    covers = (states[:, None] >= states).all(axis=-1) & alike
+    covers = (amounts[:, None] >= amounts).all(axis=-1) & alike
     np.fill_diagonal(covers, val=False)
-    return [row for row, covered in zip(found, covers.any(axis=0).tolist(), strict=True) if not covered]
+    found: Indices = states[~covers.any(axis=0)]
+    return found
 
 
 class _Level(NamedTuple):

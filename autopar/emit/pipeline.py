@@ -17,11 +17,14 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
+from autopar.cost.orders import Shape
+from autopar.cost.schedule import keeps_sent
 from autopar.emit.crossing import Port, placeholders
 from autopar.emit.layers import LayerModule, StageModule
 from autopar.emit.loss_scale import LossScale
 from autopar.emit.pipeline_stage import LeanStage, leave_gathering_to_hooks
 from autopar.emit.route import Route
+from autopar.emit.sends import Sends
 from autopar.emit.source.read import StageSource
 from autopar.emit.split import WeightGradients
 from autopar.emit.teams import Teams
@@ -118,10 +121,14 @@ class Pipeline:
         self._stages: list[PipelinedStage] = []
         self._scale: LossScale | None = None
         self._made: dict[tuple[int, bool], Any] = {}
+        self._sends: Sends | None = None
 
     def take(self, stages: Sequence[PipelinedStage]) -> None:
         """Run these, this rank's stages in order."""
         self._stages = list(stages)
+        record, team = self._record, self.teams.team
+        shape = Shape(record.schedule, record.pp_degree, len(stages), record.num_microbatches)
+        self._sends = Sends(shape, team) if team is not None and keeps_sent(shape) else None
 
     def run(self, feed: Feed, train: bool, scale: LossScale | None = None) -> Tensor:
         """One step on `feed`; returns this rank's sum of the weighted losses (0 but on the last stage)."""
@@ -134,12 +141,16 @@ class Pipeline:
         numbers = torch.arange(self._record.num_microbatches)
         try:
             (schedule.step if train else schedule.eval)(target=numbers, losses=losses, return_outputs=False)
+            if self._sends is not None:
+                self._sends.end()
         except RuntimeError as error:
             if error.__cause__ is None:
                 raise
             raise error.__cause__ from None  # torch wraps what a stage raises
         finally:
             self._feed.drop()
+            if self._sends is not None:
+                self._sends.forget()
         total = torch.zeros((), device=self._device, dtype=getattr(torch, self._loss.dtype))
         for loss in losses:
             total += loss.detach()
@@ -160,7 +171,9 @@ class Pipeline:
         received = tuple(placeholders(self._graph, port.receives, stage.spot, batch))
         sent = tuple(placeholders(self._graph, port.sends, stage.spot, batch))
         count = len(self._record.stages)
-        return LeanStage(stage, stage.late, port.number, count, self._device, received, sent, self.teams.line)
+        return LeanStage(
+            stage, stage.late, port.number, count, self._device, received, sent, self.teams.line, self._sends
+        )
 
     def _scheduled(self, stages: list[LeanStage]) -> Any:
         # Losses are weighted already: gradients are sums over microbatches.

@@ -10,17 +10,19 @@ from torch.distributed import P2POp, ProcessGroup
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 
+from autopar.emit.sends import Sends
 from autopar.emit.split import WeightGradients
 from autopar.emit.torch_private import RESHARD, UNSHARD, backward_of_stage
 
 
 class LeanStage(PipelineStage):
-    """Torch's stage but for three things.
+    """Torch's stage but for four things.
 
     Torch allocates buffers for all microbatches at once: here one lives from when its microbatch is received to when
     its backward is done. Torch keeps FSDP's parameters gathered from the first backward to the step's end: here
     each layer's are freed as it says; gradients are whole until the step ends all the same. And torch splits a backward
-    pass by keeping all of its graph: here `late` says what waits (`split.py`).
+    pass by keeping all of its graph: here `late` says what waits (`split.py`). What schedules of several stages send
+    they keep until the step ends: here `sends` lets it go, if given.
     """
 
     def __init__(
@@ -33,10 +35,11 @@ class LeanStage(PipelineStage):
         received: tuple[Tensor, ...],
         sent: tuple[Tensor, ...],
         line: ProcessGroup | None,
+        sends: Sends | None = None,
     ) -> None:
         dw_builder = late.take if late else None
         super().__init__(stage, number, count, device, received, sent, group=line, dw_builder=dw_builder)
-        self._late = late
+        self._late, self._sends = late, sends
 
     def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
         return self._without_memory(super()._prepare_forward_infra, *args, **kwargs)
@@ -61,10 +64,34 @@ class LeanStage(PipelineStage):
         self._allocate(self.grad_recv_info.get(bwd_chunk_id, ()))
         return super().get_bwd_recv_ops(bwd_chunk_id)
 
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[P2POp]:
+        """What sends a microbatch's outputs, if it isn't done here."""
+        return self._sent(fwd_chunk_id, True, super().get_fwd_send_ops(fwd_chunk_id))
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[P2POp]:
+        """What sends the gradients of a microbatch's inputs, if it isn't done here."""
+        return self._sent(bwd_chunk_id, False, super().get_bwd_send_ops(bwd_chunk_id))
+
+    def _sent(self, chunk_id: int, forward: bool, what: list[P2POp]) -> list[P2POp]:
+        if self._sends is None or not what:
+            return what
+        self._sends.send(self.stage_index, chunk_id, forward, what)
+        return []
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """The forward of a microbatch."""
+        self._begin(fwd_chunk_id, True)
+        return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def _begin(self, chunk_id: int, forward: bool) -> None:
+        if self._sends is not None and self.has_backward:  # without gradients nothing comes back that tells
+            self._sends.begin(self.stage_index, chunk_id, forward)
+
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
     ) -> None:
         """The backward of a microbatch, after which its buffers are let go, or its first half."""
+        self._begin(bwd_chunk_id, False)
         if self._late:
             self._late.on = not full_backward
         super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)

@@ -13,13 +13,13 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.autograd import Variable
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.pipelining._backward import stage_backward
-from torch.distributed.pipelining.schedules import RESHARD, UNSHARD
+from torch.distributed.pipelining.schedules import RESHARD, UNSHARD, _batch_p2p
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 __all__ = [
     "RESHARD", "UNSHARD", "PrefixStore", "StorageWeakRef", "Store", "at_end_of_backward", "backward_of_stage",
-    "copy_all", "is_profiled", "job_store", "job_timeout", "laid_out_as", "norms_of", "scale_all",
+    "copy_all", "is_profiled", "job_store", "job_timeout", "laid_out_as", "norms_of", "scale_all", "send_or_receive",
 ]  # fmt: skip
 
 
@@ -78,3 +78,8 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 def backward_of_stage(arguments: dict[str, Any]) -> tuple[Tensor | None, ...]:
     """The backward pass of a pipeline stage; returns the gradients of its inputs."""
     return stage_backward(arguments["stage_output"], arguments["output_grads"], arguments["input_values"])
+
+
+def send_or_receive(what: list[dist.P2POp]) -> list[dist.Work]:
+    """Begin to send, or to receive, as schedules do: both sides must use the same calls."""
+    return _batch_p2p(what)

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autopar.cost.arrivals import arrivals
 from autopar.cost.orders import Kind, Shape, Work, works
-from autopar.cost.schedule import Holding, fullest, holdings, in_flight, simulate, turns, weights_behind
+from autopar.cost.schedule import Holding, fullest, holdings, in_flight, keeps_sent, simulate, turns, weights_behind
 from tests.cost.test_orders import shapes
 
 
@@ -155,7 +156,7 @@ def test_states_in_backward_passes() -> None:
 def test_some_state_covers_every_moment(shape: Shape) -> None:
     """Replaying a device's order, what is held at each backward pass is covered by a state that is reached."""
     for group in range(shape.groups):
-        states, mine = holdings(shape, group), shape.stages_of(group)
+        states, mine, sends = holdings(shape, group), shape.stages_of(group), arrivals(shape, group)
         done: set[tuple[int, int, str]] = set()
         seen = []
 
@@ -163,7 +164,8 @@ def test_some_state_covers_every_moment(shape: Shape) -> None:
             numbers = range(shape.num_microbatches)
             return sum((stage, k, has) in done and (stage, k, lacks) not in done for k in numbers)
 
-        for stage, microbatch, kind in works(shape, group):
+        own = works(shape, group)
+        for n, (stage, microbatch, kind) in enumerate(own):
             half = {Kind.BACKWARD: 0, Kind.INPUT: 1, Kind.WEIGHT: 2}.get(kind)
             if half is not None:
                 saved = tuple(count(s, "forward", "back") for s in mine)
@@ -172,7 +174,11 @@ def test_some_state_covers_every_moment(shape: Shape) -> None:
                 others = done | {(stage, microbatch, "weights")}
                 put_off = tuple(count(s, "back", "weights", others) for s in mine)
                 if half < 2 or not grown[mine.index(stage)]:  # else less is held than in the first half before it
-                    seen.append(Holding(mine.index(stage), saved, grown, half, put_off, begun))
+                    kept = [
+                        own[m].stage for m, until, back in zip(*map(list, sends), strict=True) if back and m < n < until
+                    ]
+                    sent = tuple(kept.count(s) for s in mine) if keeps_sent(shape) else ()
+                    seen.append(Holding(mine.index(stage), saved, grown, half, put_off, begun, sent))
             names = {Kind.BACKWARD: ("back", "weights"), Kind.INPUT: ("back",), Kind.WEIGHT: ("weights",)}
             done |= {(stage, microbatch, name) for name in names.get(kind, ("forward",))}
         split = any(state.put_off for state in states)
@@ -188,7 +194,9 @@ def covers(state: Holding, other: Holding) -> bool:
 
 
 def _amounts(state: Holding) -> tuple[int, ...]:
-    return (*state.saved, *state.grown, *state.put_off, *state.begun)
+    """A gradient that was sent is no more than what was saved of another microbatch."""
+    either = [saved + sent for saved, sent in zip(state.saved, state.sent or state.saved, strict=True)]
+    return (*state.saved, *either, *state.grown, *state.put_off, *state.begun)
 
 
 @pytest.mark.parametrize("schedule", ["zbv", "dualpipev"])

@@ -381,23 +381,19 @@ class StageBook:
     def _backward(self, chunks: Sequence[Chunk], holding: Holding, seam: Seam) -> Backward:
         """With what is held of what the chunks received and sent for each microbatch in flight.
 
-        Where a device runs several chunks, or the backward pass in two halves, torch lets go of what has been sent,
-        forward and back, at the step's end. What was received waits for gradients of weights with what is put off.
+        What was received waits for gradients of weights with what is put off.
         """
-        count = self.chains.setting.num_microbatches
-        lasting = len(chunks) > 1 or bool(holding.put_off)
-        late = holding.put_off or (0,) * len(chunks)
+        none = (0,) * len(chunks)
+        late, gone = holding.put_off or none, holding.sent or none
         held = 0
-        for n, (saved, others, chunk) in enumerate(zip(holding.saved, late, chunks, strict=True)):
+        for n, (saved, others, sent_on, chunk) in enumerate(zip(holding.saved, late, gone, chunks, strict=True)):
             waiting = others + (holding.half == 2 and n == holding.chunk)
             received, sent = self._held_bytes(chunk.first, True, seam), self._held_bytes(chunk.end, False, seam)
-            held += saved * (received + sent) + waiting * self.seam_bytes(chunk.first, seam)
-            if lasting:
-                held += (count - saved) * self.seam_bytes(chunk.end, seam) + count * self.seam_bytes(chunk.first, seam)
+            held += saved * (received + sent) + (waiting + sent_on) * self.seam_bytes(chunk.first, seam)
         # the gradient that has come for what was sent; and what the schedule still refers to of what it sent last: one
         # more on either side, back only where an earlier microbatch has been
         held += 2 * self.seam_bytes(chunks[holding.chunk].end, seam)
-        if not lasting and holding.grown[0]:
+        if not holding.sent and holding.grown[0]:
             held += self.seam_bytes(chunks[0].first, seam)
         return Backward(holding.chunk, holding.saved, holding.grown, held, holding.half, holding.put_off, holding.begun)
 
