@@ -66,5 +66,5 @@ def _as_engine_scenario(scenario: AnyScenario) -> Scenario[Solved]:
             others=lambda cutoff_s: [(s.solution.objective_s, s) for s in scenario.families(cutoff_s)],
         )  # fmt: skip
     return Scenario(
-        scenario.name, scenario.bound_s, solve, scenario.quick_bound_s(), rough, scenario.guess_s, scenario.shape
+        scenario.name, scenario.bound_s, solve, scenario.quick_bound_s(), rough, scenario.guess_s, scenario.alike
     )

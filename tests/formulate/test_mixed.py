@@ -14,6 +14,7 @@ from autopar.engine.partition import partitions
 from autopar.errors import ConfigError, InfeasibleError
 from autopar.formulate.config import ManualConfig
 from autopar.formulate.pipelines.ground import ground_on, placed_devices
+from autopar.formulate.pipelines.scenario import PipelineScenario
 from autopar.formulate.planner import Planner
 from autopar.formulate.record.recost import recost, require_fit
 from autopar.graph import CollectiveKey, Operand, OpKey
@@ -75,6 +76,16 @@ def test_both_laps_of_a_v_are_on_their_group() -> None:
     ]
     assert paces[1] == pytest.approx(paces[0])
     assert paces[0][1] > 1.4 * paces[0][0]
+
+
+def test_the_other_way_round_is_not_alike() -> None:
+    """What a pipeline takes from the fast part to the slow one says nothing of the other way round; of meshes it does."""
+    maker = _planner("gpt", _mixed(_part("2xa100-80gb"), _part("2xa100-80gb", 0.5)))
+    found = [s for s in maker.space.searched(4, None) if isinstance(s, PipelineScenario) and s.shape.schedule == "1f1b"]
+    two = [s for s in found if s.shape.groups == 2 and s.shape.num_microbatches == 4]
+    assert len(two) == 4
+    assert len({s.alike for s in two}) == 2
+    assert len({(s.alike, s.chains.setting.sizes) for s in two}) == 4
 
 
 def test_a_group_that_is_too_small_is_named() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -83,6 +83,11 @@ class PipelineScenario:
     def chains(self) -> Chains:
         """The strategies that there are for the layers of the first group."""
         return self.book.chains
+
+    @property
+    def alike(self) -> Hashable:
+        """The same for scenarios on the same devices in the same order under the same schedule."""
+        return self.shape, self.ground.devices
 
     @property
     def possible(self) -> bool:
