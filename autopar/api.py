@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autopar.asked import Asked, Inputs, trace_model, traced
+from autopar.asked import KINDS, Asked, Inputs, trace_model, traced
 from autopar.cluster import Cluster, same_device
 from autopar.errors import ConfigError, PlanError
 from autopar.formulate.config import ManualConfig
@@ -153,8 +153,8 @@ def plan(
     known yet. Raises ConfigError on bad arguments, TraceError, and InfeasibleError where nothing fits the memory.
     """
     asked = Asked(
-        model, cluster, global_batch, dtype, dtype_policy, optimizer, memory_limit, objective, tuple(constraints),
-        config, seed, name, top, time_limit_s,
+        model, cluster, global_batch, dtype, dtype_policy, optimizer, memory_limit, objective, constraints, config,
+        seed, name, top, time_limit_s, profile,
     )  # fmt: skip
     return _priced(asked, example_inputs, loss_fn, profile, lambda p: p.plan(config, top, time_limit_s))
 
@@ -182,8 +182,11 @@ def estimate(
     Raises ConfigError on bad arguments and on what can't be run, TraceError.
     """
     asked = Asked(
-        model, cluster, global_batch, dtype, dtype_policy, optimizer, memory_limit, config=config, name=name
+        model, cluster, global_batch, dtype, dtype_policy, optimizer, memory_limit, config=config, name=name,
+        profile=profile,
     )  # fmt: skip
+    if not isinstance(config, ManualConfig):
+        raise ConfigError(f"config={config!r}: give {KINDS['config'][1]}")
     if config.framework != "autopar":
         return _under_framework(asked, config, example_inputs, loss_fn, profile, straggler)
     return _priced(asked, example_inputs, loss_fn, profile, lambda p: p.estimate(config, straggler))
@@ -211,12 +214,14 @@ def optimize(
     from autopar.emit.build import emit
     from autopar.ranks import join_job, local_device
 
+    if not isinstance(compile, (bool, Mapping)):
+        raise ConfigError(f"compile={compile!r}: give True, or options of torch.compile such as {{'mode': 'default'}}")
     join_job()
     if plan is None:
         plan = _plan_together(model, example_inputs, loss_fn=loss_fn, **({"cluster": "local"} | arguments))
     elif arguments:
         raise ConfigError(f"a plan is given, so {sorted(arguments)} can't be; give either a plan or what to plan for")
-    record = plan.record if isinstance(plan, Plan) else plan
+    record = _record_of(plan)
     folder, alarm = None if source is None else Path(source), Alarm.of_job()
     with alarm.call("optimize"):
         _require_device(record)
@@ -254,7 +259,7 @@ def verify(
     from autopar.verify import verify as compare
 
     join_job()
-    record = plan.record if isinstance(plan, Plan) else plan
+    record = _record_of(plan)
     _require_device(record)
     return compare(record, model, example_inputs, steps=steps, device=local_device(), loss_fn=loss_fn)
 
@@ -321,6 +326,14 @@ def _under_framework(
     request, cluster = replace(asked, dtype="bf16" if asked.dtype in NARROW else asked.dtype).checked()
     shape = asked.model if isinstance(asked.model, Dims) else shape_of(asked.model, example_inputs)
     return Plan(predict(shape, config, request, cluster, asked.dtype, straggler))
+
+
+def _record_of(plan: Plan | PlanRecord) -> PlanRecord:
+    """The record of a plan; raises ConfigError where it is none."""
+    record = plan.record if isinstance(plan, Plan) else plan
+    if not isinstance(record, PlanRecord):
+        raise ConfigError(f"plan={plan!r}: give an autopar.Plan; Plan.load reads one from a file")
+    return record
 
 
 def _require_device(record: PlanRecord) -> None:

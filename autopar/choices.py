@@ -36,8 +36,10 @@ def parse_bytes(text: str | int | None) -> int | None:
 
 
 def optimizer_name(optimizer: str | type) -> str:
-    """The name of an optimizer given by name or as a torch.optim class; raises ConfigError for an unknown name."""
-    name = optimizer.lower() if isinstance(optimizer, str) else optimizer.__name__.lower()
-    if isinstance(optimizer, str) and name not in OPTIMIZERS:
-        raise ConfigError(f"optimizer={optimizer!r}: give {listed(OPTIMIZERS)}, or a torch.optim class")
+    """The name of an optimizer given by name or as a torch.optim class; raises ConfigError for what is neither."""
+    if isinstance(optimizer, type):
+        return optimizer.__name__.lower()
+    name = optimizer.lower() if isinstance(optimizer, str) else type(optimizer).__name__
+    if name not in OPTIMIZERS:
+        raise ConfigError(f"optimizer={name!r}: give {listed(OPTIMIZERS)}, or a torch.optim class")
     return name

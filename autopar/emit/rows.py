@@ -94,7 +94,9 @@ class Rows:
         return values, batch
 
     def require_one_each(self, batch: int) -> None:
-        """Raise EmitError where a global microbatch of a pipeline has no sample for some rank, as stages wait."""
+        """Raise EmitError where a global microbatch is empty, or in a pipeline leaves a rank none, as stages wait."""
+        if batch < 1:
+            raise EmitError("a batch without samples has no loss. Pass some, or leave this batch out.")
         if self.piped and batch < self.ways:
             raise EmitError(
                 f"a global microbatch of {batch} samples can't be dealt over the {self.ways} ranks of a stage. "

@@ -272,7 +272,7 @@ _ALLOWED: dict[str, tuple[str, Callable[[object], bool]]] = {
 
 PINNABLE = ("devices", "dp", "tp", "pp", "sp", "zero", "microbatch_size", "recompute", "schedule", "virtual_stages")
 EXCLUDABLE = ("tp", "sp", "zero", "recompute", "pp", "cp", "ep", "offload")
-"""What may be left out; plans that are searched use neither cp nor ep."""
+"""What may be left out. Searches set no axes aside for cp or ep: splits of sequence and experts are sp or tp there."""
 
 
 @dataclass(frozen=True)
@@ -292,7 +292,7 @@ class Constraint:
 def parse_constraints(texts: tuple[str, ...] | list[str]) -> tuple[Constraint, ...]:
     """Read constraints; raises ConfigError listing every one that is not understood."""
     found, mistakes = [], []
-    for text in texts:
+    for text in map(str, texts):
         pattern, _, body = text.rpartition(":")
         key, _, value = body.partition("=")
         problem = _constraint_mistake(pattern, key, value)

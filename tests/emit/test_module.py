@@ -288,6 +288,8 @@ def short_batches(graph: OpGraph) -> list[str]:
         assert_same(whole_gradients(pm), {n: p.grad for n, p in model.named_parameters() if p.grad is not None})
     with pytest.raises(EmitError, match=r"9 samples on all ranks \(3, 2, 2, 2\) can't be cut into 2"):
         pm.train_step(**{k: t[: 3 if dist.get_rank() == 0 else 2] for k, t in full.items()})
+    with pytest.raises(EmitError, match="without samples has no loss"):
+        pm.eval_step(**{k: t[:0] for k, t in full.items()})
     return []
 
 
