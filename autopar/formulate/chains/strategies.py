@@ -35,7 +35,7 @@ from autopar.formulate.layers.tables import Least, Price, Setting, SpaceCosts, s
 from autopar.graph import Layout
 from autopar.plan import LayerStrategy
 
-FEW_LAYERS, NEAR_SHARE, NEAR_MOST = 2, 0.05, 4
+FEW_LAYERS, NEAR_SHARE, NEAR_MOST = 2, 0.05, 2
 """Of layers that come so often at most: by which share dearer choices are still looked at, and how many of them."""
 STORAGES_TRIED = 3
 """How many storage layouts of a tied parameter are followed up at each price."""
