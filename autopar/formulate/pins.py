@@ -14,7 +14,7 @@ from autopar.shard.experts import expert_factors, expert_parameters
 from autopar.shard.regions import activation_products
 from autopar.shard.rules import OpRule
 
-RECOMPUTE = ("none", "light", "selective", "full")
+RECOMPUTE = ("none", "selective", "full")
 ZERO = (0, 1, 2, 3)
 
 
